@@ -1,0 +1,13 @@
+//! Compiles the protobuf files without a system `protoc` (protox is a compiler written in Rust).
+
+fn main() {
+    let files = ["proto/common.proto", "proto/control.proto", "proto/rail.proto", "proto/log.proto"];
+    for file in files {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    let set = protox::compile(files, ["proto"]).expect("the protobuf files of this crate compile");
+    tonic_prost_build::configure()
+        .bytes(".railfs")
+        .compile_fds(set)
+        .expect("code is generated from the protobuf files of this crate");
+}

@@ -1,0 +1,27 @@
+//! What crosses a wire or lies on a disk in railfs.
+//!
+//! Guarantees: every decoder here is total (any bytes give a value or an error, never a panic), checks bounds before it
+//! allocates, and refuses what it does not understand with a message that says what was wrong. There is no I/O here.
+
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod component;
+pub mod descriptor;
+pub mod frame;
+pub mod layout;
+pub mod limits;
+pub mod name;
+pub mod slot;
+pub mod url;
+
+/// Generated from `proto/*.proto`.
+#[allow(missing_debug_implementations, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    tonic::include_proto!("railfs.v1");
+}
+
+/// The protocol versions this build speaks, lowest and highest.
+pub const PROTOCOL_MIN: u32 = 1;
+/// See [`PROTOCOL_MIN`].
+pub const PROTOCOL_MAX: u32 = 1;

@@ -1,0 +1,55 @@
+//! Limits and deadlines, in one table (docs/configuration.md shows it to users).
+
+use std::time::Duration;
+
+/// Smallest page, bytes.
+pub const MIN_PAGE: u32 = 4 << 10;
+/// Largest page, bytes.
+pub const MAX_PAGE: u32 = 256 << 10;
+/// Largest stripe, bytes.
+pub const MAX_STRIPE: u32 = 64 << 20;
+/// Most components of one object.
+pub const MAX_WIDTH: u32 = 1024;
+/// Most replicas of one component that a descriptor may list.
+pub const MAX_REPLICAS: usize = 16;
+/// Largest object, bytes: offsets stay inside what `off_t` can say.
+pub const MAX_OBJECT: u64 = (1 << 62) - 1;
+/// Largest extent, and so the most that one fetch or pull moves, bytes.
+pub const MAX_EXTENT: u32 = 1 << 20;
+/// Versions at or below this one are never handed out (they would look like small fixed inode numbers).
+pub const LAST_UNUSED_VERSION: u64 = 1024;
+/// Versions fit 63 bits; bit 63 marks directories' inode numbers.
+pub const MAX_VERSION: u64 = (1 << 63) - 1;
+/// Largest message of a rail frame, bytes.
+pub const MAX_RAIL_MESSAGE: u32 = 64 << 10;
+/// Longest key, bytes.
+pub const MAX_KEY: usize = 4096;
+/// Longest part of a key between slashes, bytes (the kernel's NAME_MAX).
+pub const MAX_KEY_PART: usize = 255;
+/// Longest namespace, bytes.
+pub const MAX_NAMESPACE: usize = 63;
+/// Most entries in one page of a list.
+pub const MAX_LIST: u32 = 4096;
+/// Most proofs in one check frame.
+pub const MAX_CHECKS: usize = 256;
+
+/// A FUSE read, from its arrival to its answer.
+pub const READ_DEADLINE: Duration = Duration::from_secs(10);
+/// Lookup, stat, list.
+pub const METADATA_DEADLINE: Duration = Duration::from_secs(5);
+/// Connecting and saying hello.
+pub const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+/// How long a lookup or a check waits for a publish of its name.
+pub const PUBLISH_WAIT: Duration = Duration::from_secs(2);
+/// A rail that was silent this long while an answer was due is suspect: its work is sent on other rails too.
+pub const RAIL_SUSPECT: Duration = Duration::from_secs(1);
+/// A rail that was silent this long is retired.
+pub const RAIL_RETIRE: Duration = Duration::from_secs(3);
+/// A put without progress is aborted.
+pub const PUT_IDLE: Duration = Duration::from_secs(30);
+/// A daemon that was told to stop has stopped.
+pub const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// The server lease.
+pub const LEASE: Duration = Duration::from_secs(2);
+/// How long a FUSE thread may wait for a check before it hands the read over.
+pub const INLINE_CHECK: Duration = Duration::from_micros(300);
