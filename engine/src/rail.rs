@@ -1,0 +1,214 @@
+//! Rails: live paths between a client and a server, of any kind, behind one trait.
+//!
+//! Guarantees:
+//! * Messages are opaque to a rail; it knows no objects.
+//! * Every submission gets exactly one [`Event::Replied`] or [`Event::Failed`], and never from inside
+//!   [`Rail::submit`] or [`Rail::cancel`] (callers may hold locks there).
+//! * A landing's memory comes back exactly once: with that event as [`Hand::Fenced`], or later as [`Event::Released`]
+//!   where the event said [`Hand::Held`]. Until then others may still write to it (I4).
+//! * A reply is taken only on the connection instance that carried the request, with its session and id (I5). Work of a
+//!   dead connection fails; it is never moved to the next one.
+//! * Every submission ends by its deadline (I9); memory may come back later.
+
+use crate::clock::Time;
+use crate::memory::{Fenced, Free};
+use bytes::Bytes;
+use std::fmt::Debug;
+use std::fs::File;
+use std::sync::Arc;
+
+/// Which of a rail's lanes a message takes, so that checks never queue behind stripes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// Fetches and pulls.
+    Bulk,
+    /// Messages of 16 KiB and less: checks, lookups.
+    Small,
+}
+
+/// Where the reply's bulk may land.
+#[derive(Debug)]
+pub struct Landing {
+    /// Ours until the rail takes it; it is exposed there.
+    pub extent: Free,
+    /// Bytes, at most the extent's size. A reply with more bulk is refused and the connection with it.
+    pub length: u32,
+}
+
+/// One request.
+#[derive(Debug)]
+pub struct Submission {
+    /// Unique among everything ever submitted to this rail.
+    pub id: u64,
+    /// See [`Lane`].
+    pub lane: Lane,
+    /// An encoded `RailRequest`.
+    pub message: Bytes,
+    /// For a reply with bulk.
+    pub landing: Option<Landing>,
+    /// When the submission fails with [`Cause::Expired`] at the latest.
+    pub deadline: Time,
+}
+
+/// What becomes of a landing's memory.
+#[derive(Debug)]
+pub enum Hand {
+    /// There was no landing.
+    None,
+    /// Fenced: nobody else can write to it any more.
+    Fenced(Fenced),
+    /// Somebody may still write to it; the rail keeps it, [`Event::Released`] follows.
+    Held,
+}
+
+/// Why a submission failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Its deadline came.
+    Expired,
+    /// [`Rail::cancel`].
+    Cancelled,
+    /// The rail was not up.
+    Down,
+    /// The connection died, with what is known of why.
+    Disconnected(String),
+    /// Over a budget of the rail (requests in flight, message size): nothing was sent.
+    Refused(String),
+}
+
+/// What a rail is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Trying to connect (first time or again).
+    Connecting,
+    /// Both lanes are joined.
+    Up,
+    /// An answer has been due for longer than `limits::RAIL_SUSPECT`; it is still connected.
+    Silent,
+    /// Not connected; will be tried again after a while.
+    Down(String),
+}
+
+/// What a rail tells.
+#[derive(Debug)]
+pub enum Event {
+    /// The reply came; `bulk` bytes of it are in the extent.
+    Replied {
+        /// Of the submission.
+        id: u64,
+        /// An encoded `RailReply`.
+        message: Bytes,
+        /// Bytes that landed.
+        bulk: u32,
+        /// The landing's memory.
+        extent: Option<Fenced>,
+    },
+    /// No reply will come.
+    Failed {
+        /// Of the submission.
+        id: u64,
+        /// Why.
+        cause: Cause,
+        /// The landing's memory.
+        hand: Hand,
+    },
+    /// The fence of a [`Hand::Held`] landing has come.
+    Released {
+        /// Of the submission.
+        id: u64,
+        /// Its memory.
+        extent: Fenced,
+    },
+    /// The rail changed its state.
+    State(State),
+}
+
+/// Who is told. Called on the rail's own threads: it must not block, nor copy or check object bytes there.
+pub trait Events: Send + Sync {
+    /// See [`Event`].
+    fn event(&self, event: Event);
+}
+
+/// What a rail has done so far and does now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bulk bytes that arrived and were accepted (also counted while a bulk is still arriving).
+    pub bulk_received: u64,
+    /// Bulk bytes sent.
+    pub bulk_sent: u64,
+    /// Requests submitted here.
+    pub submitted: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests in flight now.
+    pub in_flight: u64,
+    /// Bytes of landings that the rail holds now.
+    pub held_bytes: u64,
+    /// Times the rail came up.
+    pub connects: u64,
+    /// Frames dropped because nobody waits for them.
+    pub stale: u64,
+}
+
+/// One rail, or (on a server) one connection of a client's rail.
+pub trait Rail: Send + Sync + Debug {
+    /// Takes a request. Never blocks, never calls [`Events`] from inside.
+    fn submit(&self, submission: Submission);
+    /// Gives up waiting for a reply. Unknown ids are ignored.
+    fn cancel(&self, id: u64);
+    /// See [`Counters`].
+    fn counters(&self) -> Counters;
+    /// See [`State`].
+    fn state(&self) -> State;
+    /// Ends the rail: everything in flight fails, all memory is released, threads have ended when this returns
+    /// (bounded by a second; memory that could not be fenced stays in quarantine).
+    fn close(&self);
+}
+
+/// The bulk of a reply.
+#[derive(Debug)]
+pub enum Bulk {
+    /// None.
+    None,
+    /// From memory.
+    Bytes(Bytes),
+    /// From a file, by whatever moves bytes cheapest. Held open until it was sent.
+    File {
+        /// Open for reading.
+        file: Arc<File>,
+        /// From here.
+        offset: u64,
+        /// So many bytes; where the file yields fewer, zeros are sent and [`Sent`] says so.
+        length: u32,
+    },
+}
+
+/// What became of a reply's bulk.
+#[derive(Debug)]
+pub struct Sent {
+    /// Bytes of the real bulk that went out (zeros that stand in are not counted).
+    pub bytes: u32,
+    /// What the disk said, when it failed.
+    pub error: Option<std::io::Error>,
+}
+
+/// Answers one request, once, from any thread. Dropping it unanswered leaves the requester to its deadline.
+pub trait Replier: Send {
+    /// Queues the reply and returns; `message` is asked for when the bulk has gone out (at once where there is none), on
+    /// a rail thread: it must be quick. Nothing happens when the connection is gone.
+    fn reply(self: Box<Self>, bulk: Bulk, message: Box<dyn FnOnce(Sent) -> Bytes + Send>);
+}
+
+/// A request from the other side.
+pub struct Incoming {
+    /// An encoded `RailRequest`.
+    pub message: Bytes,
+    /// For the answer.
+    pub replier: Box<dyn Replier>,
+}
+
+/// Who serves requests from the other side. Called on a rail thread, in order of arrival on a connection.
+pub trait Handler: Send + Sync {
+    /// Must not block for long; heavy work goes to another thread with the replier.
+    fn request(&self, incoming: Incoming);
+}
