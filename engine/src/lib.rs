@@ -4,6 +4,8 @@
 
 #![deny(unsafe_code)]
 
+pub mod client;
 pub mod clock;
+pub mod error;
 pub mod memory;
 pub mod rail;
