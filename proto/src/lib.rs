@@ -11,6 +11,7 @@ pub mod descriptor;
 pub mod frame;
 pub mod layout;
 pub mod limits;
+pub mod logfile;
 pub mod name;
 pub mod slot;
 pub mod url;
