@@ -1,0 +1,56 @@
+# Everything one does with this repository; `make` alone lists it. The work is in tests/bin/.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup build check fmt-check clippy doc-check docs-check tools-check deny fmt test test-mutants bench demo fuzz clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: ## Install what building and testing need (Debian packages as root, cargo-nextest)
+	@tests/bin/setup.sh
+
+build: ## Build railfs and railfsd, optimised, into target/release
+	cargo build --release --workspace --bins
+
+check: fmt-check clippy doc-check docs-check tools-check deny ## Format, lints, documentation, links, scripts, licences
+
+fmt-check:
+	cargo fmt --all --check
+
+clippy:
+	cargo clippy --workspace --all-targets -- -D warnings
+
+doc-check:
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --document-private-items
+
+docs-check:
+	@tests/bin/docs.sh
+	@python3 tests/bin/mutants.py --check
+
+tools-check:
+	@python3 -m unittest discover -q -s tests/bin -p '*_test.py'
+
+deny:
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny check bans licenses sources; \
+	else echo "SKIPPED cargo-deny: not installed, licences and sources of dependencies were not checked"; fi
+
+fmt: ## Format the code
+	cargo fmt --all
+
+test: ## Run everything this machine can run; the last line counts passed, failed, skipped
+	@tests/bin/test.sh
+
+test-mutants: ## Break each invariant on purpose (docs/invariants.md) and demand that its test turns red
+	@python3 tests/bin/mutants.py
+
+bench: ## Measure reads, with the ceilings of this machine beside them
+	@tests/bin/call.sh tests/bin/bench.sh
+
+demo: ## Store, mount, read, overwrite and lose a rail, on this machine
+	@tests/bin/call.sh tests/bin/demo.sh
+
+fuzz: ## Fuzz every decoder for RAILFS_FUZZ_SECONDS (default 60) in all
+	@RAILFS_FUZZ_SECONDS="$${RAILFS_FUZZ_SECONDS:-60}" tests/bin/call.sh tests/fuzz/run.sh
+
+clean: ## Remove what was built
+	cargo clean

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Breaks each invariant on purpose and demands that its test turns red (`make test-mutants`).
+
+Guarantees: the working tree is never touched (all happens in a copy under the target directory, with a target directory of
+its own that is reused); a mutant counts as caught only if its one test ran and failed: a change that does not compile, a
+test that hangs, is skipped or is not found is an error. Exit status 0 only if every mutant was caught.
+
+  mutants.py              run all; mutants.py I4 I9 runs those of these invariants
+  mutants.py --check      only the table: understood, each change applies, each test named is in the source (seconds)
+"""
+
+import argparse
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import invariants
+
+REQUIRED = [f"I{n}" for n in range(1, 13)]
+NOT_SOURCE = {"target", ".git"}
+# One test, its build not counted; nextest ends a stuck test earlier (profile mutants in .config/nextest.toml).
+TEST_LIMIT, BUILD_LIMIT = 300, 1800
+CAUGHT, SURVIVED, BROKEN, STUCK, ABSENT = "caught", "SURVIVED", "DOES NOT COMPILE", "TIMEOUT", "NO SUCH TEST"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="check the table only")
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="the repository")
+    parser.add_argument("invariant", nargs="*", help="run only these, e.g. I4")
+    arguments = parser.parse_args()
+    root = arguments.root.resolve()
+
+    page = root / "docs" / "invariants.md"
+    table = invariants.parse(page.read_text()) if page.exists() else invariants.Table()
+    problems = check(root, table)
+    for problem in problems:
+        print(f"mutants: {problem}", file=sys.stderr)
+    if problems:
+        return 1
+    for invariant, reason in table.unbroken:
+        print(f"mutants: {invariant}: no change to make: {reason}")
+    if not table.mutations:
+        print("mutants: no mutants yet: the table of docs/invariants.md has no row with a mutation")
+        return 0
+    if arguments.check:
+        print(f"mutants: {len(table.mutations)} mutations of {len(table.invariants)} invariants, each applies")
+        return 0
+
+    wanted = {name.upper() for name in arguments.invariant}
+    chosen = [m for m in table.mutations if not wanted or m.invariant in wanted]
+    if not chosen:
+        print(f"mutants: nothing to run for {' '.join(sorted(wanted))}", file=sys.stderr)
+        return 2
+    return run(root, chosen)
+
+
+def check(root, table):
+    """What is wrong with the table, as lines."""
+    problems = list(table.problems)
+    if table.invariants:
+        missing = [name for name in REQUIRED if name not in table.invariants]
+        problems += [f"docs/invariants.md: no row for {name}" for name in missing]
+    for mutation in table.mutations:
+        try:
+            invariants.apply(mutation, (root / mutation.file).read_text())
+        except OSError as error:
+            problems.append(f"docs/invariants.md:{mutation.line}: {mutation.file}: {error.strerror}")
+        except ValueError as error:
+            problems.append(str(error))
+        table.tests.append((mutation.invariant, mutation.test, mutation.line))
+    known = test_names(root) if table.tests else set()
+    for invariant, test, line in dict.fromkeys(table.tests):
+        name = test.split("::")[-1]
+        if name not in known:
+            problems.append(f"docs/invariants.md:{line}: {invariant}: no test function {name} in the source")
+        elif not name.startswith(f"{invariant.lower()}_"):
+            problems.append(f"docs/invariants.md:{line}: {name} does not begin with {invariant.lower()}_")
+    return list(dict.fromkeys(problems))
+
+
+def test_names(root):
+    """Every function that could be a test: also those that a macro makes, written as `fn name` or a bare name in it."""
+    names = set()
+    for path in sources(root):
+        if path.suffix == ".rs" and path.parts[:2] != ("tests", "mutants"):
+            names.update(re.findall(r"\b(i\d+_\w+)\b", (root / path).read_text(errors="replace")))
+    return names
+
+
+def sources(root):
+    """Relative paths of all files but what builds leave."""
+    for directory, folders, files in os.walk(root):
+        folders[:] = [f for f in folders if f not in NOT_SOURCE]
+        for file in files:
+            yield (Path(directory) / file).relative_to(root)
+
+
+def run(root, chosen):
+    """Runs the chosen mutants in a copy; returns the exit status."""
+    home = Path(os.environ.get("CARGO_TARGET_DIR") or root / "target") / "mutants"
+    tree, target = home / "tree", home / "target"
+    copy_tree(root, tree)
+    seed_target(home.parent, target)
+
+    print(f"mutants: {len(chosen)} to run; first their tests unchanged", flush=True)
+    for package, test in dict.fromkeys((m.package, m.test) for m in chosen):
+        outcome, detail = attempt(tree, target, package, test)
+        if outcome != SURVIVED:
+            print(f"mutants: unchanged, {package} {test} must pass but: {outcome} {detail}".rstrip(), file=sys.stderr)
+            return 1
+
+    results = []
+    for mutation in chosen:
+        began = time.monotonic()
+        path = tree / mutation.file
+        original = path.read_text()
+        try:
+            path.write_text(invariants.apply(mutation, original))
+            outcome, detail = attempt(tree, target, mutation.package, mutation.test)
+        finally:
+            # A new write, so a new time stamp: the next build must see that the file changed back.
+            path.write_text(original)
+        results.append(outcome)
+        print(f"{mutation.invariant:4} {outcome:16} {mutation.package} {mutation.test}: {mutation.file}: "
+              f"`{mutation.old}` -> `{mutation.new}` ({time.monotonic() - began:.0f} s)", flush=True)
+        if outcome != CAUGHT and detail:
+            print(detail, file=sys.stderr, flush=True)
+    caught = results.count(CAUGHT)
+    print(f"mutants: {caught} of {len(results)} caught")
+    return 0 if caught == len(results) else 1
+
+
+def copy_tree(root, tree):
+    """Makes `tree` a copy of the sources, leaving files that are equal as they are: their time stamps save a rebuild."""
+    wanted = set(sources(root))
+    if tree.exists():
+        for path in set(sources(tree)) - wanted:
+            (tree / path).unlink()
+    for path in wanted:
+        source, copy = root / path, tree / path
+        if not (copy.exists() and filecmp.cmp(source, copy, shallow=False)):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+            shutil.copymode(source, copy)
+
+
+def seed_target(built, target):
+    """Starts from the dependencies that `make test` compiled, if any: they are the same, and take minutes."""
+    if target.exists() or not (built / "debug").is_dir():
+        return
+
+    def skip(directory, names):
+        # Ours are rebuilt: their identity holds the path of the tree.
+        return [n for n in names if n == "incremental" or re.match(r"(lib)?railfs", n)]
+
+    for part in ("deps", "build", ".fingerprint"):
+        if (built / "debug" / part).is_dir():
+            shutil.copytree(built / "debug" / part, target / "debug" / part, ignore=skip)
+
+
+def attempt(tree, target, package, test):
+    """Builds, runs one test: (outcome, detail). SURVIVED is what an unchanged tree must give."""
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "RAILFS_BIN_DIR": str(target / "debug"),
+                   "CARGO_TERM_COLOR": "never", "RAILFS_FUZZ_SECONDS": "0"}
+    environment.pop("RAILFS_SKIP_LOG", None)
+    skip_log = target / "mutant-skipped.log"
+    skip_log.unlink(missing_ok=True)
+    environment["RAILFS_SKIP_LOG"] = str(skip_log)
+
+    builds = [["cargo", "nextest", "run", "--no-run", "--profile", "mutants", "-p", package]]
+    if package == "railfs-tests":
+        # These start the programs, which only a build of the whole makes.
+        builds.insert(0, ["cargo", "build", "--workspace", "--bins", "--tests"])
+        builds[1][-2:] = ["--workspace"]
+    for command in builds:
+        code, text = call(command, tree, environment, BUILD_LIMIT)
+        if code != 0:
+            return BROKEN, tail(text)
+
+    # Where nextest keeps its reports: below the workspace, whatever the target directory is.
+    report = tree / "target" / "nextest" / "mutants" / "junit.xml"
+    report.unlink(missing_ok=True)
+    pattern = rf"package(={package}) & test(/(^|::){re.escape(test)}$/)"
+    code, text = call([*builds[-1], "-E", pattern, "--no-tests", "pass"], tree, environment, TEST_LIMIT, drop="--no-run")
+    if code is None:
+        return STUCK, ""
+    if not report.exists():
+        return ABSENT, tail(text)
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    if len(cases) != 1:
+        return ABSENT, f"{len(cases)} tests of {package} end in {test}, wanted exactly one: qualify it with its module"
+    if skip_log.exists() and skip_log.read_text().strip():
+        return ABSENT, skip_log.read_text().strip()
+    trouble = next((child for child in cases[0] if child.tag in ("failure", "error")), None)
+    if trouble is None:
+        return SURVIVED, ""
+    if "timeout" in (trouble.get("type") or ""):
+        return STUCK, ""
+    return CAUGHT, (trouble.get("type") or "") + "\n" + tail(text)
+
+
+def call(command, directory, environment, limit, drop=None):
+    """(exit code, output); the code is None when it took longer than `limit` seconds and was ended."""
+    command = [part for part in command if part != drop]
+    with subprocess.Popen(command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+        try:
+            text, _ = process.communicate(timeout=limit)
+            return process.returncode, text
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                text, _ = process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                text, _ = process.communicate()
+            return None, text
+
+
+def tail(text, lines=25):
+    return "\n".join(text.splitlines()[-lines:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Installs what building, testing and the demo need; doing it twice changes nothing.
+# As root on Debian or Ubuntu it installs the missing packages; elsewhere it says what is missing and ends with 1.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+# command:package, for commands that some script or test of this repository calls.
+needed=(
+  cc:gcc            # the linker
+  g++:g++           # the fuzzer's runtime is C++
+  python3:python3   # tests/bin/*.py
+  fusermount3:fuse3 # mounts without root
+  ip:iproute2       # network namespaces, rails taken away
+  jq:jq             # the demo reads `status --json`
+  fio:fio           # make bench
+  sqlite3:sqlite3   # an ordinary program for the mount to serve
+)
+
+say() { echo "setup: $*"; }
+fail() {
+  echo "setup: $*" >&2
+  exit 1
+}
+
+version_at_least() { # HAVE WANT
+  [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]
+}
+
+packages=()
+missing=()
+for entry in "${needed[@]}"; do
+  command=${entry%%:*}
+  # iproute2 lives in /usr/sbin, which an ordinary user's PATH may lack.
+  if ! PATH="$PATH:/usr/sbin:/sbin" command -v "$command" >/dev/null; then
+    missing+=("$command")
+    packages+=("${entry#*:}")
+  fi
+done
+
+if ((${#packages[@]} > 0)); then
+  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    say "installing ${packages[*]}"
+    log=$(mktemp)
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}"; } \
+      >"$log" 2>&1 </dev/null; then
+      tail -n 20 "$log" >&2
+      fail "apt-get could not install ${packages[*]}; its last lines are above, all of them in $log"
+    fi
+    rm -f "$log"
+  else
+    fail "missing: ${missing[*]}. Install the packages ${packages[*]} (as root: apt-get install ${packages[*]}), then run this again"
+  fi
+fi
+
+command -v cargo >/dev/null || fail "cargo is missing: install Rust $(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml) or newer (rustup), then run this again"
+want=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
+have=$(cargo --version | awk '{print $2}')
+version_at_least "$have" "$want" || fail "cargo is $have, railfs needs $want or newer: run 'rustup update stable', then this again"
+
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "python3 is older than 3.11, which the test scripts need (tomllib)"
+
+if ! cargo nextest --version >/dev/null 2>&1; then
+  say "installing cargo-nextest (a few minutes, once)"
+  cargo install cargo-nextest --locked --quiet </dev/null || fail "cargo install cargo-nextest --locked failed"
+fi
+
+[[ -e /dev/fuse ]] || say "/dev/fuse is not there: tests over real mounts will be skipped (modprobe fuse)"
+say "ready: cargo $have, $(cargo nextest --version | head -n 1), python $(python3 -c 'import platform; print(platform.python_version())')"
