@@ -21,7 +21,7 @@ clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
 
 doc-check:
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace
 
 docs-check:
 	@tests/bin/docs.sh
