@@ -9,11 +9,14 @@ pub mod checksum;
 pub mod component;
 pub mod descriptor;
 pub mod frame;
+pub mod hello;
 pub mod layout;
 pub mod limits;
 pub mod logfile;
 pub mod name;
+pub mod reply;
 pub mod slot;
+pub mod units;
 pub mod url;
 
 /// Generated from `proto/*.proto`.
