@@ -10,6 +10,8 @@
 //!   dead connection fails; it is never moved to the next one.
 //! * Every submission ends by its deadline (I9); memory may come back later.
 
+pub mod tcp;
+
 use crate::clock::Time;
 use crate::memory::{Fenced, Free};
 use bytes::Bytes;
@@ -195,7 +197,8 @@ pub struct Sent {
 /// Answers one request, once, from any thread. Dropping it unanswered leaves the requester to its deadline.
 pub trait Replier: Send {
     /// Queues the reply and returns; `message` is asked for when the bulk has gone out (at once where there is none), on
-    /// a rail thread: it must be quick. Nothing happens when the connection is gone.
+    /// a rail thread or from inside this call: it must be quick, and take no lock that is held here. Nothing happens
+    /// when the connection is gone.
     fn reply(self: Box<Self>, bulk: Bulk, message: Box<dyn FnOnce(Sent) -> Bytes + Send>);
 }
 
