@@ -1,0 +1,182 @@
+//! The configuration of `railfsd`: what a file may say, and what it means when it says nothing.
+//!
+//! Guarantees: a [`Config`] has passed every rule that needs no disk; unknown keys are errors; each error names the file,
+//! the line and the key. Every key acts. docs/configuration.md lists the same keys.
+
+mod parse;
+
+pub use parse::{Origin, parse};
+
+use railfs_proto::units::{format_duration, format_size};
+use std::fmt::{self, Display};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where the catalog's index lies by default.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/railfs";
+/// Where a rail listens by default.
+pub const DEFAULT_RAIL_PORT: u16 = 7421;
+/// Bytes of landing memory by default.
+pub const DEFAULT_MAX_REGISTERED: u64 = 64 << 20;
+/// The least landing memory: what the pulls of one put need.
+pub const MIN_MAX_REGISTERED: u64 = 4 << 20;
+/// How long superseded versions stay readable by default.
+pub const DEFAULT_RETENTION: Duration = Duration::from_secs(60);
+/// Bytes of a stripe by default.
+pub const DEFAULT_STRIPE_SIZE: u32 = 1 << 20;
+/// Bytes of a page by default.
+pub const DEFAULT_PAGE_SIZE: u32 = 64 << 10;
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The file.
+    pub file: String,
+    /// Line, from 1; `None` where the problem has no place (a key that is missing).
+    pub line: Option<usize>,
+    /// The key with its table, such as `put.stripe_size`; empty where the file as a whole is wrong.
+    pub key: String,
+    /// What is wrong and what would be right.
+    pub problem: String,
+}
+
+impl Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, ": {}", self.key)?;
+        }
+        write!(f, ": {}", self.problem)
+    }
+}
+impl std::error::Error for ConfigError {}
+
+/// One `[[rail]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RailConfig {
+    /// Name of the network in which every listener reaches every device.
+    pub fabric: String,
+    /// "tcp".
+    pub transport: String,
+    /// Where it listens. A wildcard is announced to each client as the address by which it reached the control plane.
+    pub listen: SocketAddr,
+}
+
+/// `[put]`: what a put gets that asks for nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutConfig {
+    /// Bytes, a power of two.
+    pub stripe_size: u32,
+    /// Bytes, a power of two that is at most the stripe size.
+    pub page_size: u32,
+    /// Components at most; `None`: as many as there are writable stripe directories.
+    pub width: Option<u32>,
+}
+
+impl Default for PutConfig {
+    fn default() -> Self {
+        PutConfig { stripe_size: DEFAULT_STRIPE_SIZE, page_size: DEFAULT_PAGE_SIZE, width: None }
+    }
+}
+
+/// A configuration that has passed every rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The node's name.
+    pub node: String,
+    /// For the catalog's index.
+    pub state_dir: PathBuf,
+    /// At least one, absolute, none twice.
+    pub stripe_dirs: Vec<PathBuf>,
+    /// Where the control plane listens; at least one.
+    pub control: Vec<SocketAddr>,
+    /// At least one. A listener's id is its place here.
+    pub rails: Vec<RailConfig>,
+    /// See there.
+    pub put: PutConfig,
+    /// Bytes of landing memory.
+    pub max_registered: u64,
+    /// How long superseded versions stay readable.
+    pub retention: Duration,
+    /// Plain connections from other machines are accepted.
+    pub insecure: bool,
+}
+
+impl Config {
+    /// Reads and parses a file, and checks that no stripe directory is listed twice under two names.
+    ///
+    /// # Errors
+    /// See [`ConfigError`]; a file that cannot be read is one.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
+            file: file.clone(),
+            line: None,
+            key: String::new(),
+            problem: format!("cannot be read: {error}"),
+        })?;
+        let (config, origin) = parse(&text, &file, &host_name())?;
+        config.check_aliases(&origin)?;
+        Ok(config)
+    }
+
+    /// Two paths that lead to one directory (symbolic links, bind mounts of it).
+    fn check_aliases(&self, origin: &Origin) -> Result<(), ConfigError> {
+        use std::os::unix::fs::MetadataExt;
+        let mut seen: Vec<(u64, u64, &PathBuf)> = Vec::new();
+        for (place, directory) in self.stripe_dirs.iter().enumerate() {
+            // A directory that is not there is the business of whoever opens it: it is named there.
+            let Ok(meta) = std::fs::metadata(directory) else { continue };
+            if let Some((_, _, first)) = seen.iter().find(|(dev, ino, _)| (*dev, *ino) == (meta.dev(), meta.ino())) {
+                let problem = format!(
+                    "{} and {} are the same directory: list each one once",
+                    first.display(),
+                    directory.display()
+                );
+                return Err(origin.directory(place, problem));
+            }
+            seen.push((meta.dev(), meta.ino(), directory));
+        }
+        Ok(())
+    }
+}
+
+/// The machine's name, for `node`.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The resolved configuration, as a file that says the same.
+impl Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn list<T: Display>(items: impl Iterator<Item = T>) -> String {
+            items.map(|item| toml::Value::String(item.to_string()).to_string()).collect::<Vec<_>>().join(", ")
+        }
+        let text = |value: &str| toml::Value::String(value.to_owned()).to_string();
+        writeln!(f, "node = {}", text(&self.node))?;
+        writeln!(f, "state_dir = {}", text(&self.state_dir.display().to_string()))?;
+        writeln!(f, "stripe_dirs = [{}]", list(self.stripe_dirs.iter().map(|d| d.display())))?;
+        writeln!(f, "\n[control]\nlisten = [{}]", list(self.control.iter()))?;
+        for rail in &self.rails {
+            let (fabric, transport) = (text(&rail.fabric), text(&rail.transport));
+            writeln!(f, "\n[[rail]]\nfabric = {fabric}\ntransport = {transport}\nlisten = \"{}\"", rail.listen)?;
+        }
+        writeln!(f, "\n[put]")?;
+        writeln!(f, "stripe_size = \"{}\"", format_size(u64::from(self.put.stripe_size)))?;
+        writeln!(f, "page_size = \"{}\"", format_size(u64::from(self.put.page_size)))?;
+        match self.put.width {
+            Some(width) => writeln!(f, "width = {width}")?,
+            None => writeln!(f, "# width: as many as there are writable stripe directories")?,
+        }
+        writeln!(f, "\n[memory]\nmax_registered = \"{}\"", format_size(self.max_registered))?;
+        writeln!(f, "\n[retention]\nsuperseded = \"{}\"", format_duration(self.retention))?;
+        write!(f, "\n[security]\ninsecure = {}", self.insecure)
+    }
+}
+
+#[cfg(test)]
+mod tests;

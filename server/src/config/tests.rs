@@ -1,0 +1,163 @@
+use super::*;
+
+fn ok(text: &str) -> Config {
+    parse(text, "f.toml", "host").map(|(config, _)| config).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+fn refused(text: &str) -> String {
+    match parse(text, "f.toml", "host") {
+        Ok((config, _)) => panic!("accepted:\n{text}\nas\n{config}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn the_least_file_has_documented_defaults() {
+    let config = ok("stripe_dirs = [\"/a\"]");
+    assert_eq!(config.node, "host");
+    assert_eq!(config.state_dir, Path::new("/var/lib/railfs"));
+    assert_eq!(config.control, ["127.0.0.1:7420".parse().unwrap()]);
+    assert_eq!(config.rails.len(), 1);
+    assert_eq!(config.rails[0].listen, "127.0.0.1:7421".parse().unwrap());
+    assert_eq!(config.put, PutConfig { stripe_size: 1 << 20, page_size: 64 << 10, width: None });
+    assert_eq!((config.max_registered, config.retention), (64 << 20, Duration::from_secs(60)));
+    assert!(!config.insecure);
+}
+
+const FULL: &str = r#"
+node = "n1"
+state_dir = "/srv/state/"
+stripe_dirs = ["/srv/a", "/srv//b/"]
+[control]
+listen = ["127.0.0.1", "[::1]:9000"]
+[[rail]]
+fabric = "left"
+transport = "tcp"
+listen = "127.0.0.2:7421"
+[[rail]]
+fabric = "right"
+listen = "10.0.0.1:7421"
+[put]
+stripe_size = "4 MiB"
+page_size = 4096
+width = 2
+[memory]
+max_registered = "128MiB"
+[retention]
+superseded = "500 ms"
+[security]
+insecure = true
+"#;
+
+#[test]
+fn every_key_is_read_and_the_resolved_form_reads_back() {
+    let config = ok(FULL);
+    assert_eq!(config.stripe_dirs, [Path::new("/srv/a"), Path::new("/srv/b")]);
+    assert_eq!(config.control, ["127.0.0.1:7420".parse().unwrap(), "[::1]:9000".parse().unwrap()]);
+    assert_eq!(config.rails[1].fabric, "right");
+    assert_eq!(config.put, PutConfig { stripe_size: 4 << 20, page_size: 4096, width: Some(2) });
+    assert_eq!((config.max_registered, config.retention), (128 << 20, Duration::from_millis(500)));
+    assert_eq!(ok(&config.to_string()), config);
+    let least = ok("stripe_dirs = [\"/a \\\" b\"]");
+    assert_eq!(ok(&least.to_string()), least);
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line_and_the_nearest_right_one() {
+    let said = refused("stripe_dirs = [\"/a\"]\n\n[put]\nstripe_siz = 1");
+    assert_eq!(said, "f.toml:4: put.stripe_siz: there is no such key; did you mean put.stripe_size?");
+    assert!(refused("stripe_dir = [\"/a\"]").contains("f.toml:1: stripe_dir: there is no such key; did you mean stripe_dirs?"));
+    assert!(refused("stripe_dirs = [\"/a\"]\nmax_registered = 1").contains("did you mean memory.max_registered?"));
+    assert!(refused("[putt]\n").contains("did you mean put?"));
+}
+
+#[test]
+fn what_is_wrong_is_named_with_key_and_line() {
+    let with = |rest: &str| refused(&format!("stripe_dirs = [\"/a\"]\n{rest}"));
+    for (text, want) in [
+        ("node = 7", "f.toml:2: node: is a TOML integer"),
+        ("node = \"a b\"", "f.toml:2: node:"),
+        ("state_dir = \"x\"", "f.toml:2: state_dir: \"x\" is a relative path"),
+        ("state_dir = \"/a/x\"", "lies inside this stripe directory"),
+        ("[put]\nstripe_size = \"1 MeB\"", "f.toml:3: put.stripe_size: \"1 MeB\" has the unknown unit \"MeB\""),
+        ("[put]\nstripe_size = -1", "put.stripe_size: -1 is negative"),
+        ("[put]\nstripe_size = \"-1 MiB\"", "put.stripe_size: \"-1 MiB\" is negative"),
+        ("[put]\nstripe_size = 1.5", "put.stripe_size: is a TOML float"),
+        ("[put]\npage_size = 5000", "put.page_size: page size 5000"),
+        ("[put]\nstripe_size = \"4 KiB\"", "put.stripe_size: stripe size 4096"),
+        ("[put]\nwidth = 0", "put.width: must be a whole number from 1"),
+        ("[put]\nwidth = \"2\"", "put.width: is a TOML string"),
+        ("[memory]\nmax_registered = 1", "memory.max_registered: 1 B is less than the least"),
+        ("[memory]\nmax_registered = \"9999999 TiB\"", "memory.max_registered:"),
+        ("[retention]\nsuperseded = 60", "retention.superseded: is a TOML integer"),
+        ("[retention]\nsuperseded = \"60\"", "has no unit"),
+        ("[retention]\nsuperseded = \"10000 h\"", "longer than a year"),
+        ("[security]\ninsecure = 1", "security.insecure: is a TOML integer"),
+        ("[control]\nlisten = \"nowhere\"", "f.toml:3: control.listen: \"nowhere\" is not an address"),
+        ("[control]\nlisten = []", "control.listen: is empty"),
+        ("[control]\nlisten = [\"127.0.0.1\", \"127.0.0.1:7420\"]", "listed twice"),
+        ("[control]\nlisten = \"10.0.0.1\"", "set `insecure = true`"),
+        ("[control]\nlisten = \"*\"", "set `insecure = true`"),
+        ("[[rail]]\nlisten = \"0.0.0.0\"", "f.toml:3: rail.listen: 0.0.0.0:7421 can be reached"),
+        ("[[rail]]\n[[rail]]", "rail.listen: is missing"),
+        ("[[rail]]\nlisten = \"127.0.0.1:7420\"", "listed twice"),
+        ("[[rail]]\ntransport = \"verbs\"", "rail.transport: \"verbs\" is not a transport"),
+        ("[rail]\nlisten = \"127.0.0.1\"", "rail: is a TOML table; it must be written as [[rail]]"),
+        ("control = 3", "control: is a TOML integer"),
+        ("x = ", "f.toml:2:"),
+    ] {
+        let said = with(text);
+        assert!(said.contains(want), "{text}: {said}");
+    }
+}
+
+#[test]
+fn stripe_directories() {
+    assert_eq!(
+        refused(""),
+        "f.toml: stripe_dirs: is missing; it must be a list of absolute paths of directories that `railfsd init` has marked"
+    );
+    assert!(refused("stripe_dirs = []").contains("f.toml:1: stripe_dirs: is empty"));
+    assert!(refused("stripe_dirs = [\"a\"]").contains("relative path"));
+    assert!(refused("stripe_dirs = [\"/a\",\n\"/a/\"]").contains("f.toml:2: stripe_dirs: /a is listed twice"));
+    assert!(refused("stripe_dirs = [\"/a/../b\"]").contains("\"..\""));
+    assert!(refused("stripe_dirs = [1]").contains("stripe_dirs: is a TOML integer"));
+}
+
+#[test]
+fn two_names_of_one_directory_are_found() {
+    let temp = tempfile::tempdir().unwrap();
+    let (real, link) = (temp.path().join("a"), temp.path().join("b"));
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let file = temp.path().join("railfsd.toml");
+    std::fs::write(&file, format!("stripe_dirs = [{real:?},\n{link:?}]")).unwrap();
+    let said = Config::load(&file).unwrap_err().to_string();
+    assert!(said.contains("railfsd.toml:2: stripe_dirs:") && said.contains("are the same directory"), "{said}");
+    let said = Config::load(&temp.path().join("none")).unwrap_err().to_string();
+    assert!(said.contains("cannot be read"), "{said}");
+}
+
+#[test]
+fn every_address_form_is_read() {
+    let listen = |text: &str| {
+        ok(&format!("stripe_dirs = [\"/a\"]\n[control]\nlisten = \"{text}\"\n[security]\ninsecure = true")).control[0].to_string()
+    };
+    for (text, want) in [
+        ("10.0.0.1", "10.0.0.1:7420"),
+        ("10.0.0.1:1", "10.0.0.1:1"),
+        ("::1", "[::1]:7420"),
+        ("[::1]:1", "[::1]:1"),
+        ("*", "[::]:7420"),
+        ("*:9", "[::]:9"),
+        ("0.0.0.0", "0.0.0.0:7420"),
+    ] {
+        assert_eq!(listen(text), want);
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_text_is_answered(text in "(stripe_dirs = \\[\"/a\"\\]\n)?(\\[|put|rail|\\]|=|\"|\n| |[a-z0-9_.-]){0,60}") {
+        let _ = parse(&text, "f", "host");
+    }
+}
