@@ -2,6 +2,7 @@
 
 use crate::layout::{LayoutError, Striping};
 use crate::limits::{LAST_UNUSED_VERSION, MAX_REPLICAS, MAX_VERSION};
+use crate::name::{NameError, check_node_name};
 use crate::v1;
 
 /// A 16-byte id of a store or of a stripe directory.
@@ -86,8 +87,14 @@ pub enum DescriptorError {
         got: usize,
     },
     /// See the message.
-    #[error("component {0} names a directory id that is not 16 bytes, or an empty node")]
+    #[error("component {0} names a directory id that is not 16 bytes, or a node that cannot be one")]
     Replica(u32),
+    /// See the message.
+    #[error("component {0} names one replica twice")]
+    ReplicaTwice(u32),
+    /// See the message.
+    #[error("proof: {0}")]
+    ProofNode(NameError),
     /// See the message.
     #[error("proof has {0} slots where this version reads one")]
     Proof(usize),
@@ -163,10 +170,14 @@ impl Descriptor {
                 return Err(E::Replicas { index, got });
             }
             let replicas = component.replicas.iter().map(|replica| {
-                let directory = Id::from_bytes(&replica.directory).filter(|_| !replica.node.is_empty());
+                let directory = Id::from_bytes(&replica.directory).filter(|_| check_node_name(&replica.node).is_ok());
                 directory.map(|directory| Replica { node: replica.node.clone(), directory }).ok_or(E::Replica(index))
             });
-            components.push(replicas.collect::<Result<_, _>>()?);
+            let replicas: Vec<Replica> = replicas.collect::<Result<_, _>>()?;
+            if (1..replicas.len()).any(|i| replicas[..i].contains(&replicas[i])) {
+                return Err(E::ReplicaTwice(index));
+            }
+            components.push(replicas);
         }
         Ok(Descriptor {
             version: message.version,
@@ -231,6 +242,7 @@ impl Proof {
     /// One slot is what this version evaluates.
     pub fn from_message(message: &v1::Proof) -> Result<Proof, DescriptorError> {
         let [slot] = message.slots.as_slice() else { return Err(DescriptorError::Proof(message.slots.len())) };
+        check_node_name(&slot.node).map_err(DescriptorError::ProofNode)?;
         Ok(Proof {
             node: slot.node.clone(),
             incarnation: slot.incarnation,
@@ -256,3 +268,7 @@ impl Proof {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "descriptor_tests.rs"]
+pub(crate) mod tests;

@@ -28,6 +28,26 @@ pub const MAX_KEY: usize = 4096;
 pub const MAX_KEY_PART: usize = 255;
 /// Longest namespace, bytes.
 pub const MAX_NAMESPACE: usize = 63;
+/// Longest name of a node, bytes.
+pub const MAX_NODE_NAME: usize = 255;
+/// Where the control plane listens by default.
+pub const DEFAULT_CONTROL_PORT: u16 = 7420;
+/// Most listeners that a hello may list.
+pub const MAX_LISTENERS: usize = 256;
+/// Most control addresses that a hello may list.
+pub const MAX_CONTROL_ADDRESSES: usize = 64;
+/// Most rail tickets in one hello.
+pub const MAX_TICKETS: usize = 256;
+/// Shortest and longest rail ticket, bytes.
+pub const TICKET_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
+/// Most capabilities in one list.
+pub const MAX_CAPABILITIES: usize = 64;
+/// Longest capability, fabric or transport name, bytes.
+pub const MAX_WORD: usize = 63;
+/// Longest name of a peer's software that is kept, bytes.
+pub const MAX_SOFTWARE: usize = 255;
+/// Longest message of a refusal that is kept, bytes.
+pub const MAX_REFUSAL: usize = 1024;
 /// Most entries in one page of a list.
 pub const MAX_LIST: u32 = 4096;
 /// Most proofs in one check frame.

@@ -465,7 +465,10 @@ mod tests {
         append_record(&mut bytes, record_seed(STORE, 3), 2, &record(9)).unwrap();
         assert_eq!(hex(&bytes), "0d00000002006001f6b9a359142ecd670809100118052006320308a846000000");
         let marker = Marker { store: STORE.to_bytes(), directory: STORE.to_bytes(), epoch: 1, ..Default::default() };
-        assert_eq!(hex(&encode_marker(&marker).unwrap()), "5246534449520d0a0100000026000000bc9855f9ba3f80a20a10070707070707070707070707070707071210070707070707070707070707070707071801");
+        assert_eq!(
+            hex(&encode_marker(&marker).unwrap()),
+            "5246534449520d0a0100000026000000bc9855f9ba3f80a20a10070707070707070707070707070707071210070707070707070707070707070707071801"
+        );
     }
 
     fn hex(bytes: &[u8]) -> String {
