@@ -13,7 +13,6 @@ needed=(
   ip:iproute2       # network namespaces, rails taken away
   jq:jq             # the demo reads `status --json`
   fio:fio           # make bench
-  sqlite3:sqlite3   # an ordinary program for the mount to serve
 )
 
 say() { echo "setup: $*"; }
