@@ -6,7 +6,8 @@
 use crate::error::{Error, Result};
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof};
 use railfs_proto::name::ObjectName;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How to reach a store and what to use for it.
@@ -63,8 +64,32 @@ pub struct Object {
     pub name: ObjectName,
     /// Version, attributes, layout, components.
     pub descriptor: Descriptor,
-    /// Under what slot value it is current.
-    pub proof: std::sync::Mutex<Proof>,
+    proof: Mutex<Proof>,
+    stale: AtomicBool,
+}
+
+impl Object {
+    /// What a lookup found.
+    pub fn new(name: ObjectName, descriptor: Descriptor, proof: Proof) -> Object {
+        Object { name, descriptor, proof: Mutex::new(proof), stale: AtomicBool::new(false) }
+    }
+    /// Under what slot value the version was last seen current.
+    pub fn proof(&self) -> Proof {
+        self.proof.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    pub(crate) fn set_proof(&self, proof: Proof) {
+        *self.proof.lock().unwrap_or_else(PoisonError::into_inner) = proof;
+    }
+    /// Whether the version was seen superseded. It never becomes current again.
+    pub fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Acquire)
+    }
+    pub(crate) fn set_stale(&self) {
+        self.stale.store(true, Ordering::Release);
+    }
+    pub(crate) fn stale_error(&self) -> Error {
+        Error::Stale { object: self.name.to_string(), version: self.descriptor.version }
+    }
 }
 
 /// One page of a list.

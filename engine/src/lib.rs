@@ -4,8 +4,10 @@
 
 #![deny(unsafe_code)]
 
+pub mod cache;
 pub mod client;
 pub mod clock;
 pub mod error;
 pub mod memory;
 pub mod rail;
+pub mod read;

@@ -1,0 +1,420 @@
+//! What the read path decides: pure. Calls say what happened and when; [`Core::take_actions`] says what to do.
+//!
+//! Guarantees:
+//! * I1, I3: a read finishes only with every page it asked for, all of one version, and after a check that began when the
+//!   read had arrived. A check is a check frame, a lookup made anew, or what a fetch posted after the read's arrival brings.
+//! * I5: what comes for an attempt that was given up is dropped.
+//! * I6: landings in flight and in quarantine together stay within three quarters of the arena; a read that does not fit
+//!   waits in line and holds nothing.
+//! * I9: every read, check and lookup is answered by its deadline ([`Core::tick`]).
+//! * I10: what fails on one rail is sent on another, into a new extent, within the same deadline.
+
+mod fetch;
+mod message;
+mod reads;
+mod small;
+#[cfg(test)]
+mod tests;
+
+use crate::cache::Cache;
+use crate::client::{Found, Object};
+use crate::clock::Time;
+use crate::error::Error;
+use crate::memory::Arena;
+use crate::rail::{Event, Hand, Submission};
+use crate::read::landed::Landed;
+use crate::read::rails::Rails;
+use crate::read::readahead::Readahead;
+use fetch::Fetch;
+use railfs_proto::name::ObjectName;
+use railfs_proto::v1;
+use reads::Read;
+use small::Small;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often an answer that says "bad bytes" is asked for again, each time by another rail where there is one.
+pub(crate) const MAX_BAD: u32 = 2;
+/// How long one attempt may take on a rail that is up, while another rail could do it.
+pub(crate) const ATTEMPT: Duration = Duration::from_secs(3);
+/// When work that found no room or a busy server is tried again.
+pub(crate) const RETRY: Duration = Duration::from_millis(20);
+
+/// What to do.
+#[derive(Debug)]
+pub enum Action {
+    /// Give this to a rail.
+    Submit {
+        /// Which.
+        rail: usize,
+        /// What.
+        submission: Submission,
+    },
+    /// Give up an earlier submission.
+    Cancel {
+        /// Of which rail.
+        rail: usize,
+        /// Its id.
+        id: u64,
+    },
+    /// Verify the pages, answer the read, and call [`Core::finished`].
+    Finish {
+        /// The read.
+        id: u64,
+        /// Its pages, in order and without gaps.
+        parts: Vec<Arc<Landed>>,
+    },
+    /// Answer the read, check or lookup with this error.
+    Fail {
+        /// Which.
+        id: u64,
+        /// Why.
+        error: Error,
+    },
+    /// The check succeeded.
+    Checked {
+        /// Which.
+        id: u64,
+    },
+    /// The lookup's answer.
+    LookedUp {
+        /// Which.
+        id: u64,
+        /// What the name means.
+        found: Found,
+    },
+    /// The server is another incarnation than the session's: say hello again.
+    Renew,
+}
+
+/// What a session is about: who is asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Session {
+    /// Goes into every request.
+    pub scope: v1::Scope,
+    /// Most bytes of one fetch.
+    pub max_fetch: u32,
+}
+
+/// A read that has all its pages and waits for its check only.
+#[derive(Debug)]
+pub struct Complete {
+    /// As in [`Action::Finish`].
+    pub parts: Vec<Arc<Landed>>,
+}
+
+/// Counters of the read path (a public contract).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Reads that arrived.
+    pub reads: u64,
+    /// Reads answered with bytes.
+    pub reads_ok: u64,
+    /// Reads answered with an error.
+    pub reads_failed: u64,
+    /// Reads answered ESTALE.
+    pub reads_stale: u64,
+    /// Reads whose pages were all in the cache.
+    pub reads_warm: u64,
+    /// Reads that had to wait for memory.
+    pub reads_waited: u64,
+    /// Fetches sent for reads.
+    pub fetches: u64,
+    /// Fetches sent ahead of reads.
+    pub fetches_ahead: u64,
+    /// Fetches sent again after a failure.
+    pub fetches_again: u64,
+    /// Check frames sent.
+    pub check_frames: u64,
+    /// Checks answered by the fetch that brought the bytes.
+    pub checks_by_fetch: u64,
+    /// Names looked up again because their slot had moved.
+    pub rechecks: u64,
+    /// Pages that failed their checksum.
+    pub bad_pages: u64,
+    /// Replies dropped because nobody waited for them.
+    pub stale_replies: u64,
+    /// Object bytes that landed.
+    pub bytes_landed: u64,
+    /// Object bytes given to readers.
+    pub bytes_read: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flight {
+    Fetch(u64),
+    Small(u64),
+    /// Given up; only its memory is still awaited.
+    Gone,
+}
+
+/// Who waits for a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiter {
+    Read(u64),
+    Call(u64),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Core {
+    arena: Arena,
+    cache: Cache,
+    rails: Rails,
+    session: Session,
+    readahead_limit: u64,
+    next_id: u64,
+    actions: Vec<Action>,
+    reads: HashMap<u64, Read>,
+    queue: VecDeque<u64>,
+    fetches: HashMap<u64, Fetch>,
+    by_cell: HashMap<(u64, u64), Vec<u64>>,
+    smalls: HashMap<u64, Small>,
+    gathering: Vec<small::Member>,
+    last_check_posted: Time,
+    calls: HashMap<u64, (Time, String)>,
+    /// Attempts in flight: what for, on which rail, bytes of memory, when posted.
+    flights: HashMap<u64, (Flight, usize, u32, Time)>,
+    /// Bytes of landings in flight and in quarantine.
+    committed: u64,
+    handles: HashMap<u64, (Arc<Object>, Readahead)>,
+    counts: Counts,
+}
+
+impl Core {
+    /// Nothing happens before [`Core::session`] and [`Core::add_rail`]. `readahead_limit`: bytes per reader.
+    pub fn new(arena: Arena, readahead_limit: u64) -> Core {
+        Core {
+            arena,
+            cache: Cache::default(),
+            rails: Rails::default(),
+            session: Session::default(),
+            readahead_limit,
+            next_id: 1,
+            actions: Vec::new(),
+            reads: HashMap::new(),
+            queue: VecDeque::new(),
+            fetches: HashMap::new(),
+            by_cell: HashMap::new(),
+            smalls: HashMap::new(),
+            gathering: Vec::new(),
+            last_check_posted: Time(0),
+            calls: HashMap::new(),
+            flights: HashMap::new(),
+            committed: 0,
+            handles: HashMap::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// What is to be done now, in order.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Whom to ask from now on. Requests to the one before are not sent again to it.
+    pub fn session(&mut self, session: Session) {
+        self.session = session;
+    }
+
+    /// A new rail; gives its number. The name is for messages.
+    pub fn add_rail(&mut self, name: &str) -> usize {
+        self.rails.add(name)
+    }
+
+    /// The rail was closed for good.
+    pub fn remove_rail(&mut self, rail: usize) {
+        self.rails.remove(rail);
+    }
+
+    /// All rails.
+    pub fn rails(&self) -> &Rails {
+        &self.rails
+    }
+
+    /// See [`Counts`].
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Bytes in the cache.
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.bytes()
+    }
+
+    /// Bytes of landings in flight or in quarantine.
+    pub fn committed_bytes(&self) -> u64 {
+        self.committed
+    }
+
+    /// Reads under way, fetches in flight, checks and lookups in flight, reads in line for memory.
+    pub fn activity(&self) -> [u64; 4] {
+        [self.reads.len(), self.fetches.len(), self.smalls.len() + self.gathering.len(), self.queue.len()]
+            .map(|count| count as u64)
+    }
+
+    /// Whether nothing is under way: no timer is needed.
+    pub fn idle(&self) -> bool {
+        self.reads.is_empty() && self.fetches.is_empty() && self.smalls.is_empty() && self.gathering.is_empty()
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// The object's version is current: asks, from now on. Answered by [`Action::Checked`] or [`Action::Fail`].
+    pub fn check(&mut self, now: Time, id: u64, object: &Arc<Object>, deadline: Time) {
+        self.calls.insert(id, (deadline, object.name.to_string()));
+        self.want_check(now, Waiter::Call(id), object);
+    }
+
+    /// Answered by [`Action::LookedUp`] or [`Action::Fail`].
+    pub fn lookup(&mut self, now: Time, id: u64, name: &ObjectName, deadline: Time) {
+        self.calls.insert(id, (deadline, name.to_string()));
+        self.want_lookup(now, id, name, deadline);
+    }
+
+    /// A rail says something.
+    pub fn rail_event(&mut self, now: Time, rail: usize, event: Event) {
+        match event {
+            Event::Replied { id, message, bulk, extent } => {
+                let Some((flight, from, memory, posted)) = self.flights.remove(&id).filter(|flight| flight.1 == rail)
+                else {
+                    self.counts.stale_replies += 1;
+                    return;
+                };
+                self.committed -= u64::from(memory);
+                if !matches!(flight, Flight::Gone) {
+                    self.rails.ended(now, from, u64::from(memory), posted, true);
+                }
+                match flight {
+                    Flight::Fetch(fetch) => self.fetch_replied(now, fetch, from, &message, bulk, extent),
+                    Flight::Small(small) => self.small_replied(now, small, from, &message),
+                    Flight::Gone => self.counts.stale_replies += 1,
+                }
+            }
+            Event::Failed { id, cause, hand } => {
+                let held = matches!(hand, Hand::Held);
+                drop(hand);
+                let Some(&(flight, from, memory, posted)) = self.flights.get(&id).filter(|flight| flight.1 == rail)
+                else {
+                    return;
+                };
+                if held {
+                    // Its memory stays committed until the rail releases it.
+                    self.flights.insert(id, (Flight::Gone, from, memory, posted));
+                } else {
+                    self.flights.remove(&id);
+                    self.committed -= u64::from(memory);
+                }
+                if !matches!(flight, Flight::Gone) {
+                    self.rails.ended(now, from, u64::from(memory), posted, false);
+                }
+                match flight {
+                    Flight::Fetch(fetch) => self.fetch_failed(now, fetch, from, &format!("{cause:?}")),
+                    Flight::Small(small) => self.small_failed(now, small, from),
+                    Flight::Gone => {}
+                }
+            }
+            Event::Released { id, extent } => {
+                drop(extent);
+                if let Some((_, _, memory, _)) = self.flights.remove(&id) {
+                    self.committed -= u64::from(memory);
+                }
+            }
+            Event::State(state) => {
+                let silent = state == crate::rail::State::Silent;
+                let came_back = self.rails.state(rail, state);
+                if silent {
+                    self.leave(now, rail);
+                }
+                if came_back {
+                    self.retry_waiting(now, true);
+                }
+            }
+        }
+        self.admit_waiting(now);
+    }
+
+    /// The rail is silent: what it was to do is done by others, where there are any.
+    fn leave(&mut self, now: Time, rail: usize) {
+        if !self.rails.other_than(now, &[rail]) {
+            return;
+        }
+        let on_it = |flight: &(Flight, usize, u32, Time)| flight.1 == rail && !matches!(flight.0, Flight::Gone);
+        let attempts: Vec<u64> = self.flights.iter().filter(|(_, f)| on_it(f)).map(|(&id, _)| id).collect();
+        for attempt in attempts {
+            self.give_up(now, attempt);
+        }
+    }
+
+    /// Cancels an attempt and sends its work elsewhere.
+    fn give_up(&mut self, now: Time, attempt: u64) {
+        let Some(entry) = self.flights.get_mut(&attempt) else { return };
+        let (flight, rail, memory, posted) = *entry;
+        entry.0 = Flight::Gone;
+        self.actions.push(Action::Cancel { rail, id: attempt });
+        match flight {
+            Flight::Fetch(fetch) => {
+                self.rails.ended(now, rail, u64::from(memory), posted, false);
+                self.fetch_failed(now, fetch, rail, "no answer in time");
+            }
+            Flight::Small(small) => {
+                self.rails.ended(now, rail, u64::from(memory), posted, false);
+                self.small_failed(now, small, rail);
+            }
+            Flight::Gone => {}
+        }
+    }
+
+    /// Time passes: deadlines, attempts that take too long, work to try again. Call it every 10 ms or so while not
+    /// [`Core::idle`].
+    pub fn tick(&mut self, now: Time) {
+        let late = |(&id, read): (&u64, &Read)| (read.deadline <= now && !read.finishing).then_some(id);
+        let reads: Vec<u64> = self.reads.iter().filter_map(late).collect();
+        for id in reads {
+            self.read_timed_out(now, id);
+        }
+        let calls: Vec<u64> = self.calls.iter().filter(|(_, call)| call.0 <= now).map(|(&id, _)| id).collect();
+        for id in calls {
+            self.call_timed_out(id);
+        }
+        let slow = |(&id, &(flight, rail, _, posted)): (&u64, &(Flight, usize, u32, Time))| {
+            let old = !matches!(flight, Flight::Gone) && now.since(posted) >= ATTEMPT;
+            (old && self.rails.other_than(now, &[rail])).then_some(id)
+        };
+        let attempts: Vec<u64> = self.flights.iter().filter_map(slow).collect();
+        for attempt in attempts {
+            self.give_up(now, attempt);
+        }
+        self.tick_smalls(now);
+        self.retry_waiting(now, false);
+        self.admit_waiting(now);
+    }
+
+    /// Fails everything: the client is being closed.
+    pub fn close(&mut self) {
+        let reads: Vec<u64> = self.reads.iter().filter(|(_, read)| !read.finishing).map(|(&id, _)| id).collect();
+        for id in reads {
+            self.reads.remove(&id);
+            self.actions.push(Action::Fail { id, error: Error::Closed });
+        }
+        for (id, _) in self.calls.drain() {
+            self.actions.push(Action::Fail { id, error: Error::Closed });
+        }
+        self.queue.clear();
+        self.fetches.clear();
+        self.by_cell.clear();
+        self.smalls.clear();
+        self.gathering.clear();
+        for (id, flight) in &mut self.flights {
+            if !matches!(flight.0, Flight::Gone) {
+                flight.0 = Flight::Gone;
+                self.actions.push(Action::Cancel { rail: flight.1, id: *id });
+            }
+        }
+        while self.cache.evict() {}
+    }
+}

@@ -1,0 +1,283 @@
+//! Which rail a fetch takes, and what is known of each rail: pure.
+//!
+//! A fetch goes to the rail that would finish it first: bytes queued there and its own, over the measured bandwidth.
+//! Bandwidths within a factor of two of the best count as equal (a shared machine's noise is of that size; the length of
+//! the queues settles the rest), and equal predictions go to the rail that got less lately.
+
+use crate::clock::Time;
+use crate::rail::State;
+use std::time::Duration;
+
+/// What a rail is good for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Not joined yet.
+    Connecting,
+    /// Takes its full share.
+    Up,
+    /// Joined, but silent while an answer is due, or caught with wrong bytes: used when there is no better one.
+    Suspect,
+    /// Came back: one fetch at a time until one succeeds.
+    Probing,
+    /// Takes nothing.
+    Down,
+}
+
+/// Why a rail is not up. The three are kept apart; wrong bytes heal by time alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reason {
+    /// Dead: what the rail said.
+    pub dead: Option<String>,
+    /// Silent while an answer was due.
+    pub silent: bool,
+    /// Brought bytes that another rail brought right; suspect until then.
+    pub wrong_until: Option<Time>,
+}
+
+/// How long a rail that brought wrong bytes stays suspect.
+const WRONG_PENALTY: Duration = Duration::from_secs(10);
+/// What a new rail is taken to do, bytes a second, until measured.
+const UNMEASURED: u64 = 1 << 30;
+
+#[derive(Clone, Debug)]
+pub(crate) struct RailView {
+    pub(crate) name: String,
+    pub(crate) state: State,
+    pub(crate) reason: Reason,
+    proven: bool,
+    was_down: bool,
+    pub(crate) bandwidth: u64,
+    pub(crate) queued: u64,
+    pub(crate) in_flight: u32,
+    recent: u64,
+    last_done: Time,
+    pub(crate) bad_pages: u64,
+    pub(crate) removed: bool,
+}
+
+/// All rails to one server, by number. Numbers are never used again.
+#[derive(Debug, Default)]
+pub struct Rails {
+    list: Vec<RailView>,
+}
+
+impl Rails {
+    /// A new rail; gives its number. The name is for messages.
+    pub fn add(&mut self, name: &str) -> usize {
+        self.list.push(RailView {
+            name: name.to_owned(),
+            state: State::Connecting,
+            reason: Reason::default(),
+            proven: false,
+            was_down: false,
+            bandwidth: 0,
+            queued: 0,
+            in_flight: 0,
+            recent: 0,
+            last_done: Time(0),
+            bad_pages: 0,
+            removed: false,
+        });
+        self.list.len() - 1
+    }
+
+    /// The rail will not come back.
+    pub fn remove(&mut self, rail: usize) {
+        if let Some(view) = self.list.get_mut(rail) {
+            view.removed = true;
+        }
+    }
+
+    /// What a rail is called in messages.
+    pub(crate) fn name(&self, rail: usize) -> &str {
+        self.list.get(rail).map_or("?", |view| &view.name)
+    }
+
+    pub(crate) fn view(&self, rail: usize) -> Option<&RailView> {
+        self.list.get(rail)
+    }
+
+    /// What the rail says of itself. Gives whether it can take work now and could not before.
+    pub fn state(&mut self, rail: usize, state: State) -> bool {
+        let Some(view) = self.list.get_mut(rail) else { return false };
+        let usable = |state: &State| matches!(state, State::Up | State::Silent);
+        let before = usable(&view.state);
+        match &state {
+            State::Up => {
+                view.reason.dead = None;
+                view.reason.silent = false;
+            }
+            State::Silent => view.reason.silent = true,
+            State::Down(why) => {
+                view.reason.dead = Some(why.clone());
+                view.reason.silent = false;
+                view.proven = false;
+                view.was_down = true;
+            }
+            State::Connecting => view.proven = false,
+        }
+        let came_back = usable(&state) && (!before || matches!(state, State::Up) && view.state == State::Silent);
+        view.state = state;
+        came_back
+    }
+
+    /// See [`Health`].
+    pub fn health(&self, rail: usize, now: Time) -> Health {
+        let Some(view) = self.list.get(rail).filter(|view| !view.removed) else { return Health::Down };
+        match view.state {
+            State::Connecting if view.was_down => Health::Down,
+            State::Connecting => Health::Connecting,
+            State::Down(_) => Health::Down,
+            State::Silent => Health::Suspect,
+            State::Up if view.reason.wrong_until.is_some_and(|until| until > now) => Health::Suspect,
+            State::Up if view.was_down && !view.proven => Health::Probing,
+            State::Up => Health::Up,
+        }
+    }
+
+    /// The rail for `bytes`, not one of `avoid` unless there is no other.
+    pub fn choose(&self, now: Time, bytes: u64, avoid: &[usize]) -> Option<usize> {
+        let best = self.list.iter().map(|view| view.bandwidth).max().unwrap_or(0).max(1);
+        let rank = |&rail: &usize| {
+            let view = &self.list[rail];
+            let health = match self.health(rail, now) {
+                Health::Up => 0,
+                Health::Probing if view.in_flight == 0 => 0,
+                Health::Probing => 1,
+                Health::Suspect => 2,
+                Health::Connecting | Health::Down => return None,
+            };
+            let bandwidth = match view.bandwidth {
+                0 => best.max(UNMEASURED),
+                measured if measured >= best / 2 => best,
+                measured => measured,
+            };
+            let finish = (view.queued + bytes).saturating_mul(1_000_000) / (bandwidth / 1000).max(1);
+            Some((health + if avoid.contains(&rail) { 3 } else { 0 }, finish, view.recent, rail))
+        };
+        (0..self.list.len()).filter_map(|rail| rank(&rail)).min().map(|(_, _, _, rail)| rail)
+    }
+
+    /// Whether there is a rail that is not in `avoid` and could take work.
+    pub fn other_than(&self, now: Time, avoid: &[usize]) -> bool {
+        (0..self.list.len())
+            .any(|rail| !avoid.contains(&rail) && matches!(self.health(rail, now), Health::Up | Health::Probing))
+    }
+
+    /// Whether any rail could take work now.
+    pub fn any(&self, now: Time) -> bool {
+        self.choose(now, 0, &[]).is_some()
+    }
+
+    pub(crate) fn posted(&mut self, rail: usize, bytes: u64) {
+        if let Some(view) = self.list.get_mut(rail) {
+            view.queued += bytes;
+            view.in_flight += 1;
+            view.recent += bytes;
+            if view.recent > 64 << 20 {
+                self.list.iter_mut().for_each(|view| view.recent /= 2);
+            }
+        }
+    }
+
+    /// A request ended: `moved` where its bytes came, `None` where it failed or was taken back.
+    pub(crate) fn ended(&mut self, now: Time, rail: usize, bytes: u64, posted: Time, moved: bool) {
+        let Some(view) = self.list.get_mut(rail) else { return };
+        view.queued = view.queued.saturating_sub(bytes);
+        view.in_flight = view.in_flight.saturating_sub(1);
+        if !moved {
+            return;
+        }
+        view.proven = true;
+        let busy = now.since(posted.max(view.last_done)).as_nanos().max(1);
+        view.last_done = now;
+        if bytes >= 64 << 10 {
+            let sample = u64::try_from(u128::from(bytes) * 1_000_000_000 / busy).unwrap_or(u64::MAX).min(1 << 40);
+            view.bandwidth = if view.bandwidth == 0 { sample } else { (view.bandwidth / 8) * 7 + sample / 8 };
+        }
+    }
+
+    /// The rail brought wrong bytes where another one brought the right ones.
+    pub(crate) fn wrong(&mut self, now: Time, rail: usize) {
+        if let Some(view) = self.list.get_mut(rail) {
+            view.bad_pages += 1;
+            view.reason.wrong_until = Some(now.after(WRONG_PENALTY));
+        }
+    }
+
+    /// How many there are, removed ones included.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn up(count: usize) -> Rails {
+        let mut rails = Rails::default();
+        for rail in 0..count {
+            rails.add(&format!("r{rail}"));
+            rails.state(rail, State::Up);
+        }
+        rails
+    }
+
+    #[test]
+    fn i10_equal_rails_share_and_a_dead_one_gets_nothing() {
+        let mut rails = up(4);
+        let mut share = [0u64; 4];
+        for _ in 0..400 {
+            let rail = rails.choose(Time(0), 1 << 20, &[]).unwrap();
+            rails.posted(rail, 1 << 20);
+            rails.ended(Time(1), rail, 1 << 20, Time(0), true);
+            share[rail] += 1;
+        }
+        assert!(share.iter().all(|&count| (80..=120).contains(&count)), "{share:?}");
+        rails.state(2, State::Down("gone".into()));
+        assert!((0..50).all(|_| rails.choose(Time(0), 1, &[]) != Some(2)));
+        assert_eq!(rails.health(2, Time(0)), Health::Down);
+    }
+
+    #[test]
+    fn a_slow_rail_gets_less_and_a_long_queue_is_avoided() {
+        let mut rails = up(2);
+        for (rail, nanoseconds) in [(0, 1_000_000), (1, 10_000_000)] {
+            rails.posted(rail, 1 << 20);
+            rails.ended(Time(nanoseconds), rail, 1 << 20, Time(0), true);
+        }
+        let mut share = [0u64; 2];
+        for _ in 0..22 {
+            let rail = rails.choose(Time(0), 1 << 20, &[]).unwrap();
+            rails.posted(rail, 1 << 20);
+            share[rail] += 1;
+        }
+        assert!(share[0] >= 18 && share[1] >= 1, "{share:?}");
+    }
+
+    #[test]
+    fn i10_a_rail_that_returns_is_probed_before_it_is_trusted() {
+        let mut rails = up(2);
+        rails.state(0, State::Down("cut".into()));
+        rails.state(0, State::Connecting);
+        assert_eq!(rails.health(0, Time(0)), Health::Down);
+        assert!(rails.state(0, State::Up));
+        assert_eq!(rails.health(0, Time(0)), Health::Probing);
+        rails.posted(0, 1);
+        assert_eq!(rails.choose(Time(0), 1, &[]), Some(1));
+        rails.ended(Time(5), 0, 1, Time(0), true);
+        assert_eq!(rails.health(0, Time(5)), Health::Up);
+        rails.wrong(Time(5), 0);
+        assert_eq!(rails.health(0, Time(6)), Health::Suspect);
+        assert_eq!(rails.choose(Time(6), 1, &[]), Some(1));
+        rails.state(1, State::Down("cut".into()));
+        assert_eq!(rails.choose(Time(6), 1, &[]), Some(0));
+        assert_eq!(rails.health(0, Time(0).after(Duration::from_secs(20))), Health::Up);
+    }
+}
