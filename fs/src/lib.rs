@@ -1,1 +1,11 @@
+//! `railfs`: mounts striped objects as a directory, and the command line.
+//!
+//! `fuse` translates the kernel's requests for `ops`, the file system, which asks a `backend` (the engine's client) and
+//! never waits for it; `mount` owns the life of a mount; `cli` is what people type.
+
 #![forbid(unsafe_code)]
+
+pub mod backend;
+pub mod errno;
+pub mod fuse;
+pub mod ops;

@@ -1,0 +1,56 @@
+//! What the file system asks of the store, so that it can be tested without one.
+//!
+//! Guarantees (of every implementation): no call blocks; each `done` is called exactly once, on this thread or another,
+//! by its deadline at the latest.
+
+use railfs_engine::client::{Client, Done, Found, ListQuery, Listing, Object, ReadReply, Status};
+use railfs_proto::name::ObjectName;
+use railfs_proto::v1::StatusReply;
+use std::sync::Arc;
+
+/// The calls of [`Client`] that a mount uses; see there.
+pub trait Backend: Send + Sync + 'static {
+    /// What the name means now.
+    fn lookup(&self, name: &ObjectName, done: Done<Found>);
+    /// One page of a list.
+    fn list(&self, query: ListQuery, done: Done<Listing>);
+    /// Whether the object's version is current, by a check that begins now.
+    fn check(&self, object: &Arc<Object>, done: Done<()>);
+    /// Bytes of the version, all that were asked for (fewer only at its end), seen current after the call began.
+    fn read(&self, object: &Arc<Object>, handle: u64, offset: u64, length: u32, reply: ReadReply);
+    /// The handle is closed.
+    fn release(&self, handle: u64);
+    /// The server's own account.
+    fn server_status(&self, done: Done<StatusReply>);
+    /// This side's account.
+    fn status(&self) -> Status;
+    /// Ends everything within a second or two.
+    fn close(&self);
+}
+
+impl Backend for Client {
+    fn lookup(&self, name: &ObjectName, done: Done<Found>) {
+        Client::lookup(self, name, done);
+    }
+    fn list(&self, query: ListQuery, done: Done<Listing>) {
+        Client::list(self, query, done);
+    }
+    fn check(&self, object: &Arc<Object>, done: Done<()>) {
+        Client::check(self, object, done);
+    }
+    fn read(&self, object: &Arc<Object>, handle: u64, offset: u64, length: u32, reply: ReadReply) {
+        Client::read(self, object, handle, offset, length, reply);
+    }
+    fn release(&self, handle: u64) {
+        Client::release(self, handle);
+    }
+    fn server_status(&self, done: Done<StatusReply>) {
+        self.server_status_then(done);
+    }
+    fn status(&self) -> Status {
+        Client::status(self)
+    }
+    fn close(&self) {
+        Client::close(self);
+    }
+}
