@@ -33,7 +33,11 @@ if [[ -n ${RAILFS_TEST_ARGS:-} ]]; then
 fi
 
 # One build for programs and tests: the same features, so nothing is compiled twice.
-cargo build "${scope[@]}" --bins --tests
+if ! cargo build "${scope[@]}" --bins --tests; then
+  echo "FAILED build: nothing was run"
+  echo "0 passed, 1 failed, 0 skipped"
+  exit 1
+fi
 
 # Where nextest keeps its reports: below the workspace, whatever the target directory is.
 junit=$PWD/target/nextest/ci/junit.xml
