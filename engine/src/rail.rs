@@ -10,7 +10,13 @@
 //!   dead connection fails; it is never moved to the next one.
 //! * Every submission ends by its deadline (I9); memory may come back later.
 
+pub mod backoff;
+pub(crate) mod land;
+pub mod liveness;
+mod pending;
+pub mod sim;
 pub mod tcp;
+pub(crate) mod totals;
 
 use crate::clock::Time;
 use crate::memory::{Fenced, Free};

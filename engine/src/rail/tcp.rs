@@ -9,7 +9,12 @@
 //! * Everything is bounded by [`Limits`] (I6), and every wait by a deadline (I9).
 
 mod client;
+mod connection;
 mod listener;
+mod out;
+mod receive;
+mod signal;
+mod socket;
 
 pub use client::TcpRail;
 pub use listener::{ListenerCounters, TcpListener};
@@ -103,13 +108,7 @@ pub struct ListenerConfig {
 impl ListenerConfig {
     /// With the default limits.
     pub fn new(name: impl Into<String>, listen: Vec<SocketAddr>) -> ListenerConfig {
-        ListenerConfig {
-            name: name.into(),
-            listen,
-            max_connections: 4096,
-            max_unjoined: 64,
-            limits: Limits::default(),
-        }
+        ListenerConfig { name: name.into(), listen, max_connections: 4096, max_unjoined: 64, limits: Limits::default() }
     }
 }
 

@@ -1,0 +1,153 @@
+//! Small tools of the TCP rail's threads: a wake that poll() understands, events to be told later, and a bounded wait for
+//! threads to end.
+//!
+//! Guarantees: a wake that is raised before or during a poll is not lost; an event handed to [`Deferred`] is taken
+//! exactly once or handed back; [`Latch::wait`] returns by its limit.
+
+use crate::rail::{Event, Events};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A panic elsewhere must not take the rail's bookkeeping with it.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A wake for a poll() loop.
+#[derive(Debug)]
+pub(super) struct Signal {
+    fd: OwnedFd,
+    raised: AtomicBool,
+}
+
+impl Signal {
+    pub(super) fn new() -> io::Result<Signal> {
+        Ok(Signal { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, raised: AtomicBool::new(false) })
+    }
+    /// Raised twice is raised once: the second costs no system call.
+    pub(super) fn raise(&self) {
+        if !self.raised.swap(true, Ordering::SeqCst) {
+            // The counter cannot overflow: `raised` allows one write between two clears.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+    /// Before looking at what it was raised for.
+    pub(super) fn clear(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+        self.raised.store(false, Ordering::SeqCst);
+    }
+    pub(super) fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::SeqCst)
+    }
+}
+
+impl AsFd for Signal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// poll() that an interrupting signal handler only shortens. A timeout past what the kernel can say waits for ever.
+pub(super) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    match rustix::event::poll(fds, timeout.as_ref()) {
+        Ok(_) => Ok(()),
+        Err(rustix::io::Errno::INTR) => {
+            for fd in fds {
+                fd.clear_revents();
+            }
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits for the socket or for `stop`, until `until`.
+pub(super) fn wait(fd: BorrowedFd<'_>, flags: PollFlags, stop: &Signal, until: Instant) -> io::Result<()> {
+    let now = Instant::now();
+    if now >= until {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
+    }
+    poll(&mut [PollFd::from_borrowed_fd(fd, flags), PollFd::new(stop, PollFlags::IN)], Some(until - now))?;
+    if stop.is_raised() {
+        return Err(io::Error::new(io::ErrorKind::Interrupted, "closed"));
+    }
+    Ok(())
+}
+
+/// Events that must not be told from where they come up, until a thread of the rail tells them.
+#[derive(Debug)]
+pub(super) struct Deferred(Mutex<Option<Vec<Event>>>);
+
+impl Deferred {
+    pub(super) fn new() -> Deferred {
+        Deferred(Mutex::new(Some(Vec::new())))
+    }
+    /// Hands the event back when nobody will tell it any more.
+    pub(super) fn push(&self, event: Event) -> Result<(), Event> {
+        match lock(&self.0).as_mut() {
+            Some(list) => {
+                list.push(event);
+                Ok(())
+            }
+            None => Err(event),
+        }
+    }
+    pub(super) fn take(&self) -> Vec<Event> {
+        lock(&self.0).as_mut().map(std::mem::take).unwrap_or_default()
+    }
+    /// What is left; nothing is taken from here on.
+    pub(super) fn end(&self) -> Vec<Event> {
+        lock(&self.0).take().unwrap_or_default()
+    }
+}
+
+/// Tells an event of a rail that has ended, from a thread of its own: rare, so the thread is made for it.
+pub(super) fn tell_late(events: Arc<dyn Events>, event: Event) {
+    let told = std::thread::Builder::new().name("rail-late".into()).spawn(move || events.event(event));
+    if let Err(error) = told {
+        tracing::error!(%error, "an answer of a closed rail was lost: no thread could be started");
+    }
+}
+
+/// Counts threads; somebody waits until there are none.
+#[derive(Debug, Default)]
+pub(super) struct Latch {
+    running: Mutex<usize>,
+    ended: Condvar,
+}
+
+/// One thread of a [`Latch`].
+#[derive(Debug)]
+pub(super) struct Running(Arc<Latch>);
+
+impl Latch {
+    pub(super) fn enter(self: &Arc<Latch>) -> Running {
+        *lock(&self.running) += 1;
+        Running(self.clone())
+    }
+    /// Whether all have ended.
+    pub(super) fn wait(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut running = lock(&self.running);
+        while *running > 0 {
+            let now = Instant::now();
+            if now >= until {
+                return false;
+            }
+            running = self.ended.wait_timeout(running, until - now).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        *lock(&self.0.running) -= 1;
+        self.0.ended.notify_all();
+    }
+}
