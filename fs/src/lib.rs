@@ -9,3 +9,9 @@ pub mod backend;
 pub mod errno;
 pub mod fuse;
 pub mod ops;
+
+#[cfg(test)]
+use backend as railfs_backend;
+#[cfg(test)]
+#[path = "../tests/common/fake.rs"]
+mod fake;
