@@ -1,0 +1,381 @@
+//! The catalog of one node: the log is the truth, the index makes it quick to read.
+
+use super::batch::{Command, Committer, Reply, SequenceKeeper};
+use super::index::{Index, IndexError, Kept, Reader, Tables};
+use super::log::{LogIdentity, LogWriter};
+use super::recovery::{StartError, Survey, known, survey};
+use super::{
+    BoxFuture, Catalog, CatalogError, Counts, Delete, DeleteOutcome, List, Looked, Page, Put, PutOutcome, Refusal,
+    Standing, Time,
+};
+use crate::store::{LogDirectory, Store};
+use crossbeam_channel::{Sender, TrySendError, bounded};
+use railfs_proto::descriptor::Id;
+use railfs_proto::limits::LEASE;
+use railfs_proto::logfile::Found;
+use railfs_proto::name::ObjectName;
+use railfs_proto::v1::{Record, StartRecord, record::Body};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
+use tokio::sync::oneshot;
+
+/// Commits that may be queued; more are refused.
+const QUEUE: usize = 4096;
+/// Request ids that are kept, so that a repeated put or delete is answered and not done again.
+const REQUESTS: u64 = 1 << 16;
+/// Records applied in one transaction when the index is rebuilt.
+const REPLAY: usize = 4096;
+
+/// What a [`LogCatalog`] needs to know.
+#[derive(Clone)]
+pub struct LogCatalogOptions {
+    /// Where the index lies. Created if it is missing; may be lost.
+    pub state_dir: PathBuf,
+    /// The store.
+    pub store: Id,
+    /// The epoch of the log.
+    pub epoch: u64,
+    /// The log directories: one or two.
+    pub logs: Vec<Arc<dyn LogDirectory>>,
+    /// What the markers have seen.
+    pub highest_sequence: u64,
+    /// Brings the markers up to date.
+    pub keeper: Arc<dyn SequenceKeeper>,
+    /// This node's name.
+    pub node: String,
+    /// The server lease of this run, milliseconds.
+    pub lease_milliseconds: u32,
+    /// This run has a verbs rail.
+    pub verbs: bool,
+    /// Bytes of a segment, a multiple of 8 and at least 64 KiB.
+    pub segment_size: u64,
+    /// Request ids kept.
+    pub requests: u64,
+    /// The wall clock.
+    pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
+}
+
+impl std::fmt::Debug for LogCatalogOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogCatalogOptions")
+            .field("state_dir", &self.state_dir)
+            .field("store", &self.store)
+            .field("epoch", &self.epoch)
+            .field("logs", &self.logs)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LogCatalogOptions {
+    /// For the directories of a store, which must stay open (locked) as long as the catalog is.
+    pub fn new(store: &Arc<Store>, state_dir: PathBuf, node: &str) -> LogCatalogOptions {
+        LogCatalogOptions {
+            state_dir,
+            store: store.id(),
+            epoch: store.epoch(),
+            logs: store.log_directories(),
+            highest_sequence: store.highest_sequence(),
+            keeper: Arc::clone(store) as Arc<dyn SequenceKeeper>,
+            node: node.to_owned(),
+            lease_milliseconds: u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX),
+            verbs: false,
+            segment_size: super::log::SEGMENT_SIZE,
+            requests: REQUESTS,
+            clock: Arc::new(|| Time::from(SystemTime::now())),
+        }
+    }
+}
+
+/// The run before this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Previous {
+    /// Its number.
+    pub incarnation: u64,
+    /// It stopped cleanly.
+    pub stopped: bool,
+    /// It had a verbs rail: unless it stopped cleanly, its lease must run out before anything is published.
+    pub verbs: bool,
+    /// Its lease, milliseconds.
+    pub lease_milliseconds: u32,
+}
+
+/// What was found at start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// This run's number: never used before.
+    pub incarnation: u64,
+    /// The run before; `None` for a new store.
+    pub previous: Option<Previous>,
+    /// Why an index that was there was thrown away.
+    pub index_discarded: Option<String>,
+    /// Records that were replayed into the index.
+    pub replayed: u64,
+    /// Segments that were mended, by name and directory.
+    pub mended: Vec<String>,
+}
+
+/// See the module's head.
+pub struct LogCatalog {
+    index: Arc<Index>,
+    commands: Sender<Command>,
+    frozen: Arc<OnceLock<String>>,
+    revision: Arc<AtomicU64>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for LogCatalog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogCatalog").field("index", &self.index).field("frozen", &self.frozen).finish_non_exhaustive()
+    }
+}
+
+/// Brings the index to the end of the log.
+struct Replay<'a> {
+    index: &'a Index,
+    requests: u64,
+    kept: Kept,
+    pending: Vec<(Record, u64)>,
+    replayed: u64,
+    /// The index's last record is not the one in the log: it is the index of another history.
+    diverged: bool,
+}
+
+impl<'a> Replay<'a> {
+    fn new(index: &'a Index, requests: u64) -> Result<Replay<'a>, IndexError> {
+        let transaction = index.begin()?;
+        let kept = Tables::open(&transaction)?.kept()?;
+        Ok(Replay { index, requests, kept, pending: Vec::new(), replayed: 0, diverged: false })
+    }
+
+    fn visit(&mut self, found: &Found) -> Result<(), StartError> {
+        known(&found.record)?;
+        let sequence = found.record.sequence;
+        if sequence == self.kept.sequence && found.check != self.kept.check {
+            self.diverged = true;
+        }
+        if sequence <= self.kept.sequence || self.diverged {
+            return Ok(());
+        }
+        self.pending.push((found.record.clone(), found.check));
+        if self.pending.len() >= REPLAY { self.flush(false) } else { Ok(()) }
+    }
+
+    fn flush(&mut self, durable: bool) -> Result<(), StartError> {
+        let broken = |IndexError(why)| StartError::Index { path: self.index.path().display().to_string(), why };
+        apply(self.index, &self.pending, self.requests, durable).map_err(broken)?;
+        self.replayed = self.replayed.saturating_add(u64::try_from(self.pending.len()).unwrap_or(u64::MAX));
+        self.pending.clear();
+        Ok(())
+    }
+}
+
+fn apply(index: &Index, records: &[(Record, u64)], requests: u64, durable: bool) -> Result<(), IndexError> {
+    let transaction = if durable { index.begin()? } else { index.begin_light()? };
+    {
+        let mut tables = Tables::open(&transaction)?;
+        for (record, _) in records {
+            tables.apply(record, requests)?;
+        }
+        if let Some((record, check)) = records.last() {
+            tables.set_applied(record.sequence, *check)?;
+        }
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+impl LogCatalog {
+    /// Recovers the log, brings the index up to it, and records the start of this run. Reads and writes files, so call
+    /// it where blocking is allowed.
+    pub fn open(options: LogCatalogOptions) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
+        let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
+        let opened = Index::open(&options.state_dir, options.store, options.epoch)?;
+        let (mut index, mut discarded) = (opened.index, opened.discarded);
+        let (found, replayed) = loop {
+            let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
+            let mut replay = Replay::new(&index, options.requests).map_err(broken)?;
+            let found = survey(&options.logs, identity, options.highest_sequence, |found| replay.visit(found))?;
+            if !replay.diverged {
+                let witness = || format!("the index {} (remove it to accept the loss)", index.path().display());
+                found.must_have(replay.kept.sequence, witness)?;
+                replay.flush(true)?;
+                break (found, replay.replayed);
+            }
+            discarded = Some("its last record is not the one in the log".to_owned());
+            index = index.discard(&options.state_dir, options.store, options.epoch)?;
+        };
+        if let Some(why) = &discarded {
+            tracing::warn!(index = %index.path().display(), %why, "the index was thrown away and rebuilt from the log");
+        }
+        Self::start(options, index, found, discarded, replayed)
+    }
+
+    fn start(
+        options: LogCatalogOptions,
+        index: Index,
+        found: Survey,
+        index_discarded: Option<String>,
+        replayed: u64,
+    ) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
+        let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
+        let before = Replay::new(&index, options.requests).map_err(broken)?.kept;
+        let (mut writer, mended) = found.mend()?;
+        for what in &mended {
+            tracing::warn!(segment = %what, "a segment of the log was mended");
+        }
+        let incarnation = before.incarnation.saturating_add(1);
+        let record = start_record(&options, incarnation, &writer);
+        let check = writer.append(std::slice::from_ref(&record)).map_err(|error| {
+            StartError::Write(match error {
+                super::log::AppendError::NotBegun(refusal) => refusal.to_string(),
+                super::log::AppendError::Unknown(why) => why,
+            })
+        })?;
+        let sequence = record.sequence;
+        apply(&index, &[(record, check)], options.requests, true).map_err(broken)?;
+        options.keeper.keep(sequence).map_err(StartError::Write)?;
+        let previous = (before.incarnation > 0).then_some(Previous {
+            incarnation: before.incarnation,
+            stopped: before.stopped,
+            verbs: before.verbs,
+            lease_milliseconds: before.lease_milliseconds,
+        });
+        let recovered = Recovered { incarnation, previous, index_discarded, replayed, mended };
+        let index = Arc::new(index);
+        let frozen: Arc<OnceLock<String>> = Arc::default();
+        let revision = Arc::new(AtomicU64::new(sequence));
+        let committer = Committer {
+            index: Arc::clone(&index),
+            writer,
+            incarnation,
+            requests: options.requests,
+            clock: options.clock,
+            keeper: options.keeper,
+            frozen: Arc::clone(&frozen),
+            revision: Arc::clone(&revision),
+            reserved: before.reserved,
+            kept: sequence,
+            short: false,
+        };
+        let (commands, queue) = bounded(QUEUE);
+        let panicked = Arc::clone(&frozen);
+        let thread = std::thread::Builder::new().name("catalog".to_owned()).spawn(move || {
+            let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| committer.run(&queue)));
+            if run.is_err() {
+                let _ = panicked.set("the thread that commits ended unexpectedly".to_owned());
+            }
+        });
+        let thread = thread.map_err(|error| StartError::Write(error.to_string()))?;
+        let thread = Mutex::new(Some(thread));
+        Ok((Arc::new(LogCatalog { index, commands, frozen, revision, thread }), recovered))
+    }
+
+    /// Records a clean stop and brings markers and index up to date. Commits that come later are refused.
+    pub async fn stop(&self) -> Result<(), CatalogError> {
+        let stopped = self.submit(Command::Stop).await;
+        self.join();
+        stopped
+    }
+
+    async fn submit<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, CatalogError> {
+        if let Some(why) = self.frozen.get() {
+            return Err(Refusal::Frozen(why.clone()).into());
+        }
+        let (reply, answer): (_, oneshot::Receiver<_>) = Reply::new();
+        match self.commands.try_send(command(reply)) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => return Err(Refusal::Busy(QUEUE).into()),
+            Err(TrySendError::Disconnected(_)) => return Err(Refusal::Stopping.into()),
+        }
+        answer.await.unwrap_or_else(|_| Err(CatalogError::Unknown("the thread that commits did not answer".to_owned())))
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&Reader) -> Result<T, IndexError>) -> Result<T, CatalogError> {
+        let answer = self.index.read().and_then(|reader| read(&reader));
+        answer.map_err(|IndexError(why)| Refusal::Index(why).into())
+    }
+
+    fn join(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic in it has been noted where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start_record(options: &LogCatalogOptions, incarnation: u64, writer: &LogWriter) -> Record {
+    let time = (options.clock)();
+    Record {
+        sequence: writer.next_sequence(),
+        incarnation,
+        time_seconds: time.seconds,
+        time_nanoseconds: time.nanoseconds,
+        body: Some(Body::Start(StartRecord {
+            node: options.node.clone(),
+            lease_milliseconds: options.lease_milliseconds,
+            verbs: options.verbs,
+        })),
+    }
+}
+
+impl Drop for LogCatalog {
+    fn drop(&mut self) {
+        // Without a clean stop this is as good as a crash; the thread must not outlive the locks on the directories.
+        let _ = self.commands.send(Command::Abandon);
+        self.join();
+    }
+}
+
+impl Catalog for LogCatalog {
+    fn revision(&self) -> u64 {
+        self.revision.load(Ordering::SeqCst)
+    }
+
+    fn lookup<'a>(&'a self, name: &'a ObjectName) -> BoxFuture<'a, Result<Looked, CatalogError>> {
+        Box::pin(async move { self.read(|reader| reader.lookup(name)) })
+    }
+
+    fn try_lookup(&self, name: &ObjectName) -> Option<Result<Looked, CatalogError>> {
+        Some(self.read(|reader| reader.lookup(name)))
+    }
+
+    fn list<'a>(&'a self, list: &'a List) -> BoxFuture<'a, Result<Page, CatalogError>> {
+        Box::pin(async move { self.read(|reader| reader.list(list)) })
+    }
+
+    fn commit_put(&self, put: Put) -> BoxFuture<'_, Result<PutOutcome, CatalogError>> {
+        Box::pin(self.submit(|reply| Command::Put(put, reply)))
+    }
+
+    fn delete(&self, delete: Delete) -> BoxFuture<'_, Result<DeleteOutcome, CatalogError>> {
+        Box::pin(self.submit(|reply| Command::Delete(delete, reply)))
+    }
+
+    fn reserve_versions(&self, count: u64) -> BoxFuture<'_, Result<RangeInclusive<u64>, CatalogError>> {
+        Box::pin(self.submit(move |reply| Command::Reserve(count, reply)))
+    }
+
+    fn standing(&self, version: u64) -> BoxFuture<'_, Result<Option<Standing>, CatalogError>> {
+        Box::pin(async move { self.read(|reader| reader.standing(version)) })
+    }
+
+    fn superseded(&self, after: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Standing>, CatalogError>> {
+        Box::pin(async move { self.read(|reader| reader.superseded(after, limit)) })
+    }
+
+    fn reclaimed(&self, versions: Vec<u64>) -> BoxFuture<'_, Result<(), CatalogError>> {
+        Box::pin(self.submit(|reply| Command::Reclaimed(versions, reply)))
+    }
+
+    fn counts(&self) -> BoxFuture<'_, Result<Counts, CatalogError>> {
+        Box::pin(async move { self.read(Reader::counts) })
+    }
+
+    fn frozen(&self) -> Option<String> {
+        self.frozen.get().cloned()
+    }
+}

@@ -1,0 +1,105 @@
+//! `railfsd init`: makes stripe directories.
+//!
+//! Guarantees: doing it twice changes nothing; interrupted at any moment it can be repeated, because a marker lists
+//! another directory only once that one's own marker is durable.
+
+use super::lock::{DirectoryLock, identity};
+use super::marker::{MARKER, Marker, is_ours_or_harmless};
+use super::open::{Members, check_distinct, members};
+use super::{StoreError, failed};
+use railfs_proto::descriptor::Id;
+use std::path::{Path, PathBuf};
+
+/// How many stripe directories hold the log, where there are that many.
+const LOG_DIRECTORIES: usize = 2;
+
+/// What [`init`] made or found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Initialised {
+    /// The store.
+    pub store: Id,
+    /// Whether it is new.
+    pub new_store: bool,
+    /// The directories that became stripe directories now.
+    pub added: Vec<(PathBuf, Id)>,
+    /// The directories that were so before.
+    pub kept: Vec<(PathBuf, Id)>,
+}
+
+/// Makes a store of these directories, or adds those without a marker to the store whose marker the others carry. All
+/// directories of that store must be given. The first two of a store hold its log.
+pub fn init(directories: &[PathBuf]) -> Result<Initialised, StoreError> {
+    if directories.is_empty() {
+        return Err(StoreError::Empty);
+    }
+    let identities = directories.iter().map(|path| identity(path)).collect::<Result<Vec<_>, _>>()?;
+    check_distinct(directories, &identities)?;
+    let locks = directories.iter().map(|path| DirectoryLock::take(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut kept = Vec::new();
+    let mut bare = Vec::new();
+    for path in directories {
+        match Marker::read(path)? {
+            Some(marker) => kept.push((path.clone(), marker)),
+            None => {
+                check_empty(path)?;
+                bare.push(path.clone());
+            }
+        }
+    }
+    let new_store = kept.is_empty();
+    let members = if new_store { Members::none(new_id()?) } else { members(&kept)? };
+    let Members { store, epoch, highest_sequence: highest, directories: mut all, log_directories: mut logs } = members;
+    let mut added = Vec::new();
+    for path in bare {
+        let directory = new_id()?;
+        all.push(directory);
+        if logs.len() < LOG_DIRECTORIES {
+            logs.push(directory);
+        }
+        let marker = Marker {
+            store,
+            directory,
+            epoch,
+            highest_sequence: highest,
+            log_directories: logs.clone(),
+            directories: all.clone(),
+        };
+        marker.write(&path)?;
+        added.push((path, directory));
+    }
+    // Only now may the others list the new ones.
+    let known = kept.iter().map(|(path, marker)| (path.clone(), marker.directory, Some(marker)));
+    let fresh = added.iter().map(|(path, directory)| (path.clone(), *directory, None));
+    for (path, directory, before) in known.chain(fresh) {
+        let marker = Marker {
+            store,
+            directory,
+            epoch,
+            highest_sequence: highest,
+            log_directories: logs.clone(),
+            directories: all.clone(),
+        };
+        if before != Some(&marker) {
+            marker.write(&path)?;
+        }
+    }
+    drop(locks);
+    let kept = kept.into_iter().map(|(path, marker)| (path, marker.directory)).collect();
+    Ok(Initialised { store, new_store, added, kept })
+}
+
+fn check_empty(path: &Path) -> Result<(), StoreError> {
+    for entry in std::fs::read_dir(path).map_err(failed("list", path))? {
+        let name = entry.map_err(failed("list", path))?.file_name();
+        if name != MARKER && !is_ours_or_harmless(&name) {
+            return Err(StoreError::NotEmpty { path: path.to_owned(), found: name.to_string_lossy().into_owned() });
+        }
+    }
+    Ok(())
+}
+
+fn new_id() -> Result<Id, StoreError> {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).map_err(|error| StoreError::Random(error.to_string()))?;
+    Ok(Id(bytes))
+}

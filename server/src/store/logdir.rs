@@ -1,0 +1,128 @@
+//! What the log needs of a directory, as a trait, and the real thing.
+//!
+//! The trait is the place where tests freeze, fail or tear: everything that the log writes goes through it.
+
+use super::sync_directory;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// A directory that holds segments of the log.
+pub trait LogDirectory: Send + Sync + std::fmt::Debug {
+    /// For messages: where it is.
+    fn describe(&self) -> String;
+    /// The names of the files in it.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// A whole file, at most `limit` bytes of it.
+    fn read(&self, name: &str, limit: u64) -> io::Result<Vec<u8>>;
+    /// A new file (or an old one made empty) of `size` zeros whose space is allocated: later writes inside it do not
+    /// fail for lack of space. `StorageFull` when there is none.
+    fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn LogFile>>;
+    /// An existing file, to be written.
+    fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>>;
+    /// Gives a file another name; replaces what had it.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Makes creations, renames and removals durable.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A file of the log, open for writing.
+pub trait LogFile: Send + std::fmt::Debug {
+    /// Writes all of it, inside the file's size.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Makes everything written durable. After an error nothing is known of it, and asking again proves nothing.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A folder of a real file system.
+#[derive(Clone, Debug)]
+pub struct DiskLogDirectory {
+    path: PathBuf,
+}
+
+impl DiskLogDirectory {
+    /// The folder must exist.
+    pub fn new(path: PathBuf) -> DiskLogDirectory {
+        DiskLogDirectory { path }
+    }
+}
+
+impl LogDirectory for DiskLogDirectory {
+    fn describe(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            // A name that is not text is not one of the log's.
+            names.extend(entry?.file_name().into_string().ok());
+        }
+        Ok(names)
+    }
+
+    fn read(&self, name: &str, limit: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(File::open(self.path.join(name))?, limit), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn LogFile>> {
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(self.path.join(name))?;
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
+            Ok(()) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(&file, size)?,
+            Err(errno) => return Err(errno.into()),
+        }
+        file.sync_all()?;
+        Ok(Box::new(DiskLogFile { file }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>> {
+        Ok(Box::new(DiskLogFile { file: OpenOptions::new().write(true).open(self.path.join(name))? }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.path.join(name))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        sync_directory(&self.path)
+    }
+}
+
+/// For file systems that cannot allocate ahead: as near to it as they come.
+fn write_zeros(file: &File, size: u64) -> io::Result<()> {
+    let zeros = vec![0u8; 1 << 20];
+    let mut at = 0;
+    while at < size {
+        let left = usize::try_from(size - at).unwrap_or(usize::MAX).min(zeros.len());
+        file.write_all_at(&zeros[..left], at)?;
+        at = at.saturating_add(u64::try_from(left).unwrap_or(u64::MAX));
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct DiskLogFile {
+    file: File,
+}
+
+impl LogFile for DiskLogFile {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
