@@ -4,4 +4,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admin;
+pub mod catalog;
 pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod node;
+pub mod put;
+pub mod serve;
+pub mod store;

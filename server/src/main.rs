@@ -1,1 +1,135 @@
-fn main() {}
+//! `railfsd`: makes stores, checks configurations, serves.
+//!
+//! Exit codes: 0 done, 1 failed, 2 usage or configuration.
+
+#![forbid(unsafe_code)]
+
+use clap::{Parser, Subcommand};
+use railfs_proto::limits::STOP_DEADLINE;
+use railfs_server::config::Config;
+use railfs_server::daemon::Daemon;
+use railfs_server::store;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+
+/// The railfs storage server.
+#[derive(Debug, Parser)]
+#[command(name = "railfsd", version, about, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a store of these (empty) directories, or add them to the store that the others belong to
+    Init {
+        /// Stripe directories, normally one per disk
+        #[arg(required = true, value_name = "DIR")]
+        directories: Vec<PathBuf>,
+    },
+    /// Serve until SIGTERM or SIGINT; RAILFS_LOG sets what is logged (error, warn, info, debug)
+    Serve {
+        /// The configuration
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Check a configuration and print what it comes to
+    Check {
+        /// The configuration
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+}
+
+/// Whoever reads the output may have gone: that is no error.
+fn say(text: std::fmt::Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}");
+    let _ = out.flush();
+}
+
+fn complain(code: u8, error: &dyn std::fmt::Display) -> ExitCode {
+    let _ = writeln!(std::io::stderr().lock(), "railfsd: {error}");
+    ExitCode::from(code)
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_env("RAILFS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // Fails only where something else took the log before: then that stays.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    match arguments.command {
+        Command::Init { directories } => init(&directories),
+        Command::Serve { config } => serve(&config),
+        Command::Check { config } => match Config::load(&config) {
+            Ok(config) => {
+                say(format_args!("{config}"));
+                ExitCode::SUCCESS
+            }
+            Err(error) => complain(USAGE, &error),
+        },
+    }
+}
+
+fn init(directories: &[PathBuf]) -> ExitCode {
+    match store::init(directories) {
+        Ok(initialised) => {
+            let state = if initialised.new_store { "new store" } else { "store" };
+            say(format_args!("{state} {}", initialised.store));
+            let added = initialised.added.iter().map(|directory| ("added", directory));
+            let kept = initialised.kept.iter().map(|directory| ("there before", directory));
+            for (what, (path, id)) in added.chain(kept) {
+                say(format_args!("{what}: {} ({id})", path.display()));
+            }
+            ExitCode::SUCCESS
+        }
+        Err(error) => complain(FAILED, &error),
+    }
+}
+
+fn serve(file: &Path) -> ExitCode {
+    let config = match Config::load(file) {
+        Ok(config) => config,
+        Err(error) => return complain(USAGE, &error),
+    };
+    // Before anything is started, so that no signal is missed.
+    let mut signals = match Signals::new([SIGTERM, SIGINT]) {
+        Ok(signals) => signals,
+        Err(error) => return complain(FAILED, &format!("cannot wait for signals: {error}")),
+    };
+    let daemon = match Daemon::start(&config) {
+        Ok(daemon) => daemon,
+        Err(error) => return complain(FAILED, &error),
+    };
+    let list =
+        |addresses: &[std::net::SocketAddr]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let store = daemon.server().map(|server| server.node.store.id().to_string()).unwrap_or_default();
+    say(format_args!(
+        "railfsd ready store={store} node={} incarnation={} control={} rails={}",
+        config.node,
+        daemon.recovered().incarnation,
+        list(daemon.control_addresses()),
+        list(&daemon.rail_addresses())
+    ));
+    let signal = signals.forever().next();
+    tracing::info!(?signal, "stopping");
+    // Whatever hangs (a disk): the process ends in time.
+    let watchdog = std::thread::Builder::new().name("stop".to_owned()).spawn(|| {
+        std::thread::sleep(STOP_DEADLINE);
+        tracing::error!("not stopped within {STOP_DEADLINE:?}: ending as after a crash");
+        std::process::exit(i32::from(FAILED));
+    });
+    drop(watchdog);
+    match daemon.stop() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(FAILED, &format!("the stop was not clean: {error}")),
+    }
+}

@@ -101,7 +101,11 @@ impl<'a> Section<'a> {
     fn string(&self, key: &str, want: &str) -> Result<Option<(&'a str, Value<'a>)>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let text = value.get_ref().as_str().ok_or_else(|| self.wrong(value, key, want))?;
-        if text.is_empty() { Err(self.error(value, key, format!("is empty; it must be {want}"))) } else { Ok(Some((text, value))) }
+        if text.is_empty() {
+            Err(self.error(value, key, format!("is empty; it must be {want}")))
+        } else {
+            Ok(Some((text, value)))
+        }
     }
     /// A string, or a list of strings that is not empty.
     fn strings(&self, key: &str, want: &str) -> Result<Option<Vec<(&'a str, Value<'a>)>>, ConfigError> {
@@ -200,8 +204,9 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
             node.to_owned()
         }
         None => {
-            check_node_name(host)
-                .map_err(|error| source.error(None, "node", format!("the host name cannot be used, set one: {error}")))?;
+            check_node_name(host).map_err(|error| {
+                source.error(None, "node", format!("the host name cannot be used, set one: {error}"))
+            })?;
             host.to_owned()
         }
     };

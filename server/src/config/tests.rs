@@ -65,7 +65,10 @@ fn every_key_is_read_and_the_resolved_form_reads_back() {
 fn an_unknown_key_is_named_with_its_line_and_the_nearest_right_one() {
     let said = refused("stripe_dirs = [\"/a\"]\n\n[put]\nstripe_siz = 1");
     assert_eq!(said, "f.toml:4: put.stripe_siz: there is no such key; did you mean put.stripe_size?");
-    assert!(refused("stripe_dir = [\"/a\"]").contains("f.toml:1: stripe_dir: there is no such key; did you mean stripe_dirs?"));
+    assert!(
+        refused("stripe_dir = [\"/a\"]")
+            .contains("f.toml:1: stripe_dir: there is no such key; did you mean stripe_dirs?")
+    );
     assert!(refused("stripe_dirs = [\"/a\"]\nmax_registered = 1").contains("did you mean memory.max_registered?"));
     assert!(refused("[putt]\n").contains("did you mean put?"));
 }
@@ -140,7 +143,8 @@ fn two_names_of_one_directory_are_found() {
 #[test]
 fn every_address_form_is_read() {
     let listen = |text: &str| {
-        ok(&format!("stripe_dirs = [\"/a\"]\n[control]\nlisten = \"{text}\"\n[security]\ninsecure = true")).control[0].to_string()
+        ok(&format!("stripe_dirs = [\"/a\"]\n[control]\nlisten = \"{text}\"\n[security]\ninsecure = true")).control[0]
+            .to_string()
     };
     for (text, want) in [
         ("10.0.0.1", "10.0.0.1:7420"),

@@ -1,0 +1,84 @@
+//! What the server says of itself: `Status`.
+
+use crate::control::addresses::Announced;
+use crate::node::{SOFTWARE, lock};
+use crate::serve::Server;
+use railfs_engine::rail::tcp::TcpListener;
+use railfs_proto::reply::ok_outcome;
+use railfs_proto::v1;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Sees the listeners and knows when the server started.
+#[derive(Debug)]
+pub struct Admin {
+    started: Instant,
+    announced: Announced,
+    listeners: Vec<Arc<TcpListener>>,
+}
+
+impl Admin {
+    /// `listeners` in the order of the configuration.
+    pub fn new(announced: Announced, listeners: Vec<Arc<TcpListener>>) -> Admin {
+        Admin { started: Instant::now(), announced, listeners }
+    }
+
+    /// The server's account of itself.
+    pub async fn status(&self, server: &Arc<Server>) -> v1::StatusReply {
+        let node = &server.node;
+        let counting = Arc::clone(node);
+        // Disks may be slow to answer, and this may be asked often.
+        let directories = tokio::task::spawn_blocking(move || directories(&counting)).await.unwrap_or_default();
+        let counts = node.publisher.catalog().counts().await.unwrap_or_default();
+        let listeners = self.announced.listeners(None).into_iter().zip(&self.listeners).map(|(listener, tcp)| {
+            let counters = tcp.counters();
+            v1::ListenerStatus {
+                listener: Some(listener),
+                connections: u32::try_from(counters.connections).unwrap_or(u32::MAX),
+                bytes_sent: counters.bulk_sent,
+                bytes_received: counters.bulk_received,
+            }
+        });
+        let memory = server.puts.memory();
+        let mut counters = node.counters.list();
+        counters.push(("superseded_versions", counts.superseded));
+        counters.push(("namespaces", counts.namespaces));
+        counters.push(("open_files", server.files.len() as u64));
+        v1::StatusReply {
+            outcome: Some(ok_outcome()),
+            store: node.store.id().to_bytes(),
+            node: node.name.clone(),
+            incarnation: node.incarnation,
+            software: SOFTWARE.to_owned(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            directories,
+            listeners: listeners.collect(),
+            memory_limit_bytes: memory.total,
+            memory_used_bytes: memory.total.saturating_sub(memory.free),
+            sessions: u32::try_from(lock(&node.sessions).len()).unwrap_or(u32::MAX),
+            puts: u32::try_from(server.puts.len()).unwrap_or(u32::MAX),
+            publishing: node.publisher.frozen().unwrap_or_else(|| "ok".to_owned()),
+            objects: counts.objects,
+            log_sequence: counts.sequence,
+            counters: counters.into_iter().map(|(name, value)| v1::Counter { name: name.to_owned(), value }).collect(),
+        }
+    }
+}
+
+fn directories(node: &crate::node::Node) -> Vec<v1::DirectoryStatus> {
+    let status = |directory: &crate::store::StripeDirectory| {
+        let space = rustix::fs::statvfs(directory.path()).ok();
+        let bytes = |blocks: fn(&rustix::fs::StatVfs) -> u64| {
+            space.as_ref().map_or(0, |stat| blocks(stat).saturating_mul(stat.f_frsize))
+        };
+        v1::DirectoryStatus {
+            id: directory.id().to_bytes(),
+            path: directory.path().display().to_string(),
+            state: if node.suspicion(directory.id()).is_some() { "suspect" } else { "ok" }.to_owned(),
+            total_bytes: bytes(|stat| stat.f_blocks),
+            available_bytes: bytes(|stat| stat.f_bavail),
+            holds_log: directory.holds_log(),
+        }
+    };
+    node.store.directories().iter().map(status).collect()
+}

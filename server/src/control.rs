@@ -1,0 +1,247 @@
+//! The control plane: one gRPC service over the parts that decide.
+//!
+//! Guarantees: every request but Hello (and Status of whoever answers) names store, node and incarnation and is refused
+//! where they differ; every number and name is checked before it is used; object bytes never travel here.
+
+pub mod addresses;
+pub mod list;
+pub mod sessions;
+
+use crate::admin::Admin;
+use crate::catalog::{Condition, DeleteOutcome, RequestId};
+use crate::node::{SOFTWARE, count, lock};
+use crate::put::{BeginPut, conflict_refusal, publish_refusal};
+use crate::serve::Server;
+use addresses::Announced;
+use railfs_proto::descriptor::{Attributes, Id};
+use railfs_proto::hello::negotiate;
+use railfs_proto::limits::{LEASE, MAX_EXTENT, MAX_TICKETS};
+use railfs_proto::name::ObjectName;
+use railfs_proto::reply::{Refusal, ok_outcome};
+use railfs_proto::v1::{self, Code, Outcome, control_server};
+use railfs_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::sync::Notify;
+use tonic::{Request, Response, Status};
+
+/// The gRPC service. Cheap to clone: every listener has one.
+#[derive(Clone, Debug)]
+pub struct ControlService {
+    server: Arc<Server>,
+    announced: Arc<Announced>,
+    admin: Arc<Admin>,
+    /// Tells reclaim that something was superseded.
+    superseded: Arc<Notify>,
+}
+
+fn invalid(error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(Code::Invalid, error.to_string())
+}
+
+fn request_id(bytes: &[u8]) -> Result<RequestId, Refusal> {
+    bytes.try_into().map_err(|_| invalid(&"the request id is not 16 bytes long"))
+}
+
+/// The outcome of work that may have been refused, and its result or nothing.
+fn split<T: Default>(result: Result<T, Refusal>) -> (Option<Outcome>, T) {
+    match result {
+        Ok(value) => (Some(ok_outcome()), value),
+        Err(refusal) => (Some(refusal.to_outcome()), T::default()),
+    }
+}
+
+impl ControlService {
+    /// Over the parts of one server.
+    pub fn new(
+        server: Arc<Server>,
+        announced: Announced,
+        admin: Arc<Admin>,
+        superseded: Arc<Notify>,
+    ) -> ControlService {
+        ControlService { server, announced: Arc::new(announced), admin, superseded }
+    }
+
+    fn say_hello(&self, request: &v1::HelloRequest, reached: Option<SocketAddr>) -> Result<v1::HelloReply, Refusal> {
+        let node = &self.server.node;
+        count(&node.counters.hellos);
+        let protocol = negotiate(request.protocol_min, request.protocol_max, PROTOCOL_MIN, PROTOCOL_MAX)
+            .map_err(|error| Refusal::new(Code::Protocol, error.to_string()))?;
+        if !request.store.is_empty() && Id::from_bytes(&request.store) != Some(node.store.id()) {
+            return Err(Refusal::new(Code::WrongStore, format!("here is store {}", node.store.id())));
+        }
+        let random = |bytes: &mut [u8]| {
+            getrandom::fill(bytes)
+                .map_err(|error| Refusal::new(Code::Unavailable, format!("the system gave no random bytes: {error}")))
+        };
+        let now = node.clock.now();
+        let session = if request.incarnation == node.incarnation && lock(&node.sessions).renew(request.session, now) {
+            request.session
+        } else {
+            let mut bytes = [0u8; 8];
+            random(&mut bytes)?;
+            let session = u64::from_le_bytes(bytes).max(1);
+            if !lock(&node.sessions).open(session, now) {
+                return Err(Refusal::new(Code::OverBudget, "too many clients have sessions here: try again later"));
+            }
+            tracing::info!(session, software = %request.software.escape_debug(), "session opened");
+            session
+        };
+        let wanted = (request.tickets as usize).min(MAX_TICKETS);
+        let mut tickets = Vec::with_capacity(wanted);
+        for _ in 0..wanted {
+            let mut ticket = [0u8; 16];
+            random(&mut ticket)?;
+            lock(&node.sessions).issue(session, ticket, now);
+            tickets.push(ticket.to_vec().into());
+        }
+        Ok(v1::HelloReply {
+            outcome: Some(ok_outcome()),
+            protocol,
+            protocol_min: PROTOCOL_MIN,
+            protocol_max: PROTOCOL_MAX,
+            software: SOFTWARE.to_owned(),
+            store: node.store.id().to_bytes(),
+            node: node.name.clone(),
+            incarnation: node.incarnation,
+            session,
+            tickets,
+            listeners: self.announced.listeners(reached),
+            control_addresses: self.announced.control(reached),
+            lease_milliseconds: u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX),
+            capabilities: Vec::new(),
+            max_fetch_bytes: MAX_EXTENT,
+        })
+    }
+
+    fn check_session(&self, scope: Option<&v1::Scope>, session: u64) -> Result<(), Refusal> {
+        let node = &self.server.node;
+        node.check_scope(scope)?;
+        if lock(&node.sessions).contains(session) {
+            return Ok(());
+        }
+        let message = format!("session {session} is not known here (ended, or of an earlier run): say hello again");
+        Err(Refusal::new(Code::WrongIncarnation, message))
+    }
+
+    async fn begin(&self, request: v1::BeginPutRequest) -> Result<(u64, v1::Descriptor), Refusal> {
+        self.check_session(request.scope.as_ref(), request.session)?;
+        let name = ObjectName::from_message(request.name.as_ref()).map_err(|error| invalid(&error))?;
+        let attributes = request.attributes.ok_or_else(|| invalid(&"the put has no attributes"))?;
+        let begin = BeginPut {
+            session: request.session,
+            name,
+            attributes: Attributes {
+                mode: attributes.mode,
+                mtime_seconds: attributes.mtime_seconds,
+                mtime_nanoseconds: attributes.mtime_nanoseconds,
+            },
+            size: attributes.size,
+            stripe_size: request.stripe_size,
+            page_size: request.page_size,
+            width: request.width,
+        };
+        // A task of its own: a client that goes away in the middle leaves no half-begun put.
+        let puts = Arc::clone(&self.server.puts);
+        let begun = self.server.node.runtime.spawn(async move { puts.begin(begin).await }).await;
+        let (put, descriptor) =
+            begun.unwrap_or_else(|error| Err(Refusal::new(Code::Unavailable, error.to_string())))?;
+        Ok((put, descriptor.to_message()))
+    }
+
+    async fn commit(&self, request: v1::CommitPutRequest) -> Result<(u64, bool), Refusal> {
+        self.check_session(request.scope.as_ref(), request.session)?;
+        let id = request_id(&request.request)?;
+        let condition = Condition::from_message(request.if_version);
+        let done = self.server.puts.commit(request.session, request.put, id, condition).await?;
+        self.superseded.notify_one();
+        Ok((done.version, done.superseded))
+    }
+
+    async fn remove(&self, request: v1::DeleteRequest) -> Result<(u64, u64), Refusal> {
+        let node = &self.server.node;
+        node.check_scope(request.scope.as_ref())?;
+        let name = ObjectName::from_message(request.name.as_ref()).map_err(|error| invalid(&error))?;
+        let id = request_id(&request.request)?;
+        let condition = Condition::from_message(request.if_version);
+        let outcome = node.publisher.publish_delete(&name, id, condition).await;
+        self.superseded.notify_one();
+        match outcome.map_err(|error| publish_refusal(&error))? {
+            DeleteOutcome::Deleted { deleted, version } => {
+                count(&node.counters.deletes);
+                Ok((version, deleted))
+            }
+            DeleteOutcome::NotFound => Err(Refusal::new(Code::NotFound, format!("{name}: not found"))),
+            DeleteOutcome::Superseded { by } => {
+                Err(Refusal::new(Code::Conflict, format!("{name}: version {by} was put meanwhile")))
+            }
+            DeleteOutcome::Conflict(conflict) => Err(conflict_refusal(&conflict)),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl control_server::Control for ControlService {
+    async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloReply>, Status> {
+        let reached = request.local_addr();
+        let reply = self.say_hello(request.get_ref(), reached).unwrap_or_else(|refusal| v1::HelloReply {
+            outcome: Some(refusal.to_outcome()),
+            protocol_min: PROTOCOL_MIN,
+            protocol_max: PROTOCOL_MAX,
+            software: SOFTWARE.to_owned(),
+            store: self.server.node.store.id().to_bytes(),
+            ..Default::default()
+        });
+        Ok(Response::new(reply))
+    }
+
+    async fn lookup_object(&self, request: Request<v1::LookupRequest>) -> Result<Response<v1::LookupReply>, Status> {
+        Ok(Response::new(self.server.control_lookup(request.get_ref()).await))
+    }
+
+    async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListReply>, Status> {
+        let reply = list::list(&self.server.node, request.into_inner()).await;
+        Ok(Response::new(
+            reply.unwrap_or_else(|refusal| v1::ListReply { outcome: Some(refusal.to_outcome()), ..Default::default() }),
+        ))
+    }
+
+    async fn begin_put(&self, request: Request<v1::BeginPutRequest>) -> Result<Response<v1::BeginPutReply>, Status> {
+        let reply = match self.begin(request.into_inner()).await {
+            Ok((put, descriptor)) => {
+                v1::BeginPutReply { outcome: Some(ok_outcome()), put, descriptor: Some(descriptor) }
+            }
+            Err(refusal) => v1::BeginPutReply { outcome: Some(refusal.to_outcome()), ..Default::default() },
+        };
+        Ok(Response::new(reply))
+    }
+
+    async fn commit_put(&self, request: Request<v1::CommitPutRequest>) -> Result<Response<v1::CommitPutReply>, Status> {
+        let (outcome, (version, superseded)) = split(self.commit(request.into_inner()).await);
+        Ok(Response::new(v1::CommitPutReply { outcome, version, superseded }))
+    }
+
+    async fn abort_put(&self, request: Request<v1::AbortPutRequest>) -> Result<Response<v1::AbortPutReply>, Status> {
+        let request = request.into_inner();
+        let aborted = self
+            .check_session(request.scope.as_ref(), request.session)
+            .and_then(|()| self.server.puts.abort(request.session, request.put));
+        let (outcome, ()) = split(aborted);
+        Ok(Response::new(v1::AbortPutReply { outcome }))
+    }
+
+    async fn delete(&self, request: Request<v1::DeleteRequest>) -> Result<Response<v1::DeleteReply>, Status> {
+        let (outcome, (version, deleted)) = split(self.remove(request.into_inner()).await);
+        Ok(Response::new(v1::DeleteReply { outcome, version, deleted }))
+    }
+
+    async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
+        let scope = request.get_ref().scope.as_ref();
+        let meant = scope.map_or(Ok(()), |scope| self.server.node.check_scope(Some(scope)));
+        let reply = match meant {
+            Ok(()) => self.admin.status(&self.server).await,
+            Err(refusal) => v1::StatusReply { outcome: Some(refusal.to_outcome()), ..Default::default() },
+        };
+        Ok(Response::new(reply))
+    }
+}

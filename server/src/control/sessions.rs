@@ -1,0 +1,216 @@
+//! Sessions and rail tickets: a pure table, with the clock passed in.
+//!
+//! Guarantees: a ticket lets exactly one connection join exactly one session, within [`TICKET_LIFE`]; a session ends when
+//! it has had neither a connection nor a hello for [`SESSION_IDLE`]; both tables are bounded.
+
+use railfs_engine::clock::Time;
+use railfs_engine::rail::Lane;
+use railfs_proto::limits::MAX_TICKETS;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+/// A session without connections and hellos ends after this long.
+pub const SESSION_IDLE: Duration = Duration::from_secs(60);
+/// A ticket that nobody used in this time is void.
+pub const TICKET_LIFE: Duration = Duration::from_secs(30);
+/// Most sessions of one server.
+pub const MAX_SESSIONS: usize = 4096;
+
+/// A one-time permission to join: 16 random bytes.
+pub type Ticket = [u8; 16];
+
+/// Why a connection may not join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TicketError {
+    /// Never given out, used before, or pushed out by newer ones.
+    #[error("the ticket is not valid (used before, or never given out)")]
+    Unknown,
+    /// Too old.
+    #[error("the ticket is older than {TICKET_LIFE:?}")]
+    Expired,
+    /// It belongs to another session.
+    #[error("the ticket is not one of this session's")]
+    OtherSession,
+}
+
+#[derive(Debug)]
+struct Session<C> {
+    /// The last hello, or when the last connection ended.
+    active: Time,
+    tickets: VecDeque<Ticket>,
+    connections: Vec<(u64, Lane, C)>,
+}
+
+/// The sessions of one incarnation. `C` is what a connection is to the caller.
+#[derive(Debug)]
+pub struct Sessions<C> {
+    sessions: HashMap<u64, Session<C>>,
+    tickets: HashMap<Ticket, (u64, Time)>,
+}
+
+impl<C> Default for Sessions<C> {
+    fn default() -> Self {
+        Sessions { sessions: HashMap::new(), tickets: HashMap::new() }
+    }
+}
+
+impl<C: Clone> Sessions<C> {
+    /// Opens a session under an id that the caller drew at random. False when the table is full or the id is taken.
+    pub fn open(&mut self, id: u64, now: Time) -> bool {
+        if id == 0 || self.sessions.contains_key(&id) || self.sessions.len() >= MAX_SESSIONS {
+            return false;
+        }
+        self.sessions.insert(id, Session { active: now, tickets: VecDeque::new(), connections: Vec::new() });
+        true
+    }
+
+    /// A hello of a session; false when there is no such session (any more).
+    pub fn renew(&mut self, id: u64, now: Time) -> bool {
+        let session = self.sessions.get_mut(&id);
+        session.map(|session| session.active = now).is_some()
+    }
+
+    /// Whether the session exists.
+    pub fn contains(&self, id: u64) -> bool {
+        self.sessions.contains_key(&id)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
+    /// Gives a ticket out. The oldest of the session's is void when it has too many.
+    pub fn issue(&mut self, id: u64, ticket: Ticket, now: Time) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if session.tickets.len() >= MAX_TICKETS
+            && let Some(oldest) = session.tickets.pop_front()
+        {
+            self.tickets.remove(&oldest);
+        }
+        session.tickets.push_back(ticket);
+        self.tickets.insert(ticket, (id, now));
+    }
+
+    /// Uses a ticket up.
+    ///
+    /// # Errors
+    /// See [`TicketError`]; a ticket of another session stays valid there.
+    pub fn redeem(&mut self, id: u64, ticket: &Ticket, now: Time) -> Result<(), TicketError> {
+        match self.tickets.get(ticket) {
+            None => return Err(TicketError::Unknown),
+            Some((session, _)) if *session != id => return Err(TicketError::OtherSession),
+            Some(_) => {}
+        }
+        let issued = self.tickets.remove(ticket).map_or(Time::default(), |(_, issued)| issued);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.tickets.retain(|other| other != ticket);
+        }
+        if now.since(issued) > TICKET_LIFE { Err(TicketError::Expired) } else { Ok(()) }
+    }
+
+    /// A connection joined. False when its session has ended meanwhile.
+    pub fn connected(&mut self, id: u64, connection: u64, lane: Lane, value: C) -> bool {
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        session.connections.push((connection, lane, value));
+        true
+    }
+
+    /// A connection ended.
+    pub fn closed(&mut self, id: u64, connection: u64, now: Time) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.connections.retain(|(other, _, _)| *other != connection);
+            session.active = session.active.max(now);
+        }
+    }
+
+    /// The session's connections for bulk, by number.
+    pub fn bulk(&self, id: u64) -> Vec<(u64, C)> {
+        let connections = self.sessions.get(&id).map(|session| session.connections.iter());
+        let bulk = connections.into_iter().flatten().filter(|(_, lane, _)| *lane == Lane::Bulk);
+        bulk.map(|(connection, _, value)| (*connection, value.clone())).collect()
+    }
+
+    /// Connections in all sessions.
+    pub fn connections(&self) -> usize {
+        self.sessions.values().map(|session| session.connections.len()).sum()
+    }
+
+    /// Ends sessions that were idle too long, and voids old tickets. Returns the sessions that ended.
+    pub fn expire(&mut self, now: Time) -> Vec<u64> {
+        let old = |session: &Session<C>| session.connections.is_empty() && now.since(session.active) > SESSION_IDLE;
+        let ended: Vec<u64> = self.sessions.iter().filter(|(_, session)| old(session)).map(|(id, _)| *id).collect();
+        for id in &ended {
+            self.sessions.remove(id);
+        }
+        let sessions = &mut self.sessions;
+        self.tickets.retain(|ticket, (id, issued)| {
+            let Some(session) = sessions.get_mut(id) else { return false };
+            let valid = now.since(*issued) <= TICKET_LIFE;
+            if !valid {
+                session.tickets.retain(|other| other != ticket);
+            }
+            valid
+        });
+        ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::default().after(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_ticket_lets_one_connection_join_one_session_once() {
+        let mut sessions = Sessions::<()>::default();
+        assert!(
+            sessions.open(7, at(0)) && sessions.open(8, at(0)) && !sessions.open(7, at(0)) && !sessions.open(0, at(0))
+        );
+        sessions.issue(7, [1; 16], at(0));
+        assert_eq!(sessions.redeem(8, &[1; 16], at(1)), Err(TicketError::OtherSession));
+        assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Ok(()));
+        assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Err(TicketError::Unknown));
+        sessions.issue(7, [2; 16], at(1));
+        assert_eq!(sessions.redeem(7, &[2; 16], at(32)), Err(TicketError::Expired));
+        assert_eq!(sessions.redeem(7, &[3; 16], at(32)), Err(TicketError::Unknown));
+    }
+
+    #[test]
+    fn i6_tickets_of_a_session_are_bounded() {
+        let mut sessions = Sessions::<()>::default();
+        sessions.open(7, at(0));
+        for i in 0..10_000u64 {
+            let mut ticket = [0; 16];
+            ticket[..8].copy_from_slice(&i.to_le_bytes());
+            sessions.issue(7, ticket, at(0));
+        }
+        assert_eq!(sessions.tickets.len(), MAX_TICKETS);
+        assert_eq!(sessions.expire(at(31)), []);
+        assert!(sessions.tickets.is_empty() && sessions.sessions[&7].tickets.is_empty());
+    }
+
+    #[test]
+    fn a_session_lives_as_long_as_it_is_used() {
+        let mut sessions = Sessions::default();
+        sessions.open(7, at(0));
+        assert_eq!(sessions.expire(at(60)), []);
+        assert!(sessions.renew(7, at(60)) && sessions.connected(7, 1, Lane::Bulk, "a"));
+        assert!(sessions.connected(7, 2, Lane::Small, "b"));
+        assert_eq!(sessions.bulk(7), [(1, "a")]);
+        sessions.closed(7, 2, at(61));
+        assert_eq!(sessions.expire(at(1000)), []);
+        sessions.closed(7, 1, at(1000));
+        assert_eq!(sessions.expire(at(1060)), []);
+        assert_eq!(sessions.expire(at(1061)), [7]);
+        assert!(!sessions.renew(7, at(1061)) && !sessions.connected(7, 3, Lane::Bulk, "c") && sessions.is_empty());
+    }
+}

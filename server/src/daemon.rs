@@ -1,0 +1,351 @@
+//! A running server: everything started in the right order, and stopped in bounded time.
+//!
+//! Guarantees: ports are bound before any disk is touched, directories are locked before anything in them is read, and
+//! nothing is served before what a dead put left was tidied up; a clean stop leaves a record that says so.
+
+use crate::admin::Admin;
+use crate::catalog::{DEFAULT_SLOTS, LogCatalog, LogCatalogOptions, Publisher, PublisherOptions, Recovered, Slots};
+use crate::config::Config;
+use crate::control::ControlService;
+use crate::control::addresses::Announced;
+use crate::node::{Node, add, lock};
+use crate::put::Puts;
+use crate::put::recover::{self, Found};
+use crate::serve::{Gate, Server, reclaim};
+use crate::store::{self, StoreError};
+use railfs_engine::clock::Clock;
+use railfs_engine::rail::tcp::{ListenerConfig, TcpListener};
+use railfs_proto::v1::control_server::ControlServer;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Notify, watch};
+use tonic::transport::server::TcpIncoming;
+
+/// How long RPCs that are under way may go on after a stop began.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long the last record may take.
+const LAST_RECORD: Duration = Duration::from_secs(4);
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// See the message.
+    #[error("cannot listen on {address} for {what}: {source}; stop what uses that port, or set another {key}")]
+    Listen {
+        /// Control plane or rail.
+        what: String,
+        /// Which.
+        address: SocketAddr,
+        /// The configuration's.
+        key: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// See the message.
+    #[error("cannot listen for a rail: {0}; stop what uses that port, or set another rail.listen")]
+    Rail(railfs_engine::error::Error),
+    /// The stripe directories.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Log or index.
+    #[error("catalog: {0}")]
+    Catalog(String),
+    /// Components.
+    #[error(transparent)]
+    Recover(#[from] recover::RecoverError),
+    /// Memory or threads.
+    #[error("{what}: {detail}")]
+    Resources {
+        /// Of what there is not enough.
+        what: &'static str,
+        /// What the system said.
+        detail: String,
+    },
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Daemon {
+    runtime: Option<Runtime>,
+    server: Option<Arc<Server>>,
+    catalog: Option<Arc<LogCatalog>>,
+    listeners: Vec<Arc<TcpListener>>,
+    control: Vec<SocketAddr>,
+    shutdown: watch::Sender<bool>,
+    control_tasks: Vec<tokio::task::JoinHandle<()>>,
+    recovered: Recovered,
+    found: Found,
+}
+
+fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let bound = std::net::TcpListener::bind(address).or_else(|error| {
+        // Every address of a machine without IPv6.
+        let any = address.is_ipv6() && address.ip().is_unspecified() && error.kind() != io::ErrorKind::AddrInUse;
+        if any { std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())) } else { Err(error) }
+    })?;
+    bound.set_nonblocking(true)?;
+    Ok(bound)
+}
+
+/// Sockets that are bound, before any disk is touched.
+struct Bound {
+    control: Vec<std::net::TcpListener>,
+    addresses: Vec<SocketAddr>,
+    rails: Vec<Arc<TcpListener>>,
+    gates: Vec<Arc<Gate>>,
+    announced: Announced,
+}
+
+fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
+    let (mut control, mut addresses) = (Vec::new(), Vec::new());
+    for &address in &config.control {
+        let failed = |source| StartError::Listen {
+            what: "the control plane".to_owned(),
+            address,
+            key: "control.listen",
+            source,
+        };
+        let socket = bind(address).map_err(failed)?;
+        addresses.push(socket.local_addr().map_err(failed)?);
+        control.push(socket);
+    }
+    let (mut rails, mut gates, mut announced) = (Vec::new(), Vec::new(), Vec::new());
+    for (id, rail) in (0u32..).zip(&config.rails) {
+        let gate = Gate::new(id);
+        let listener = ListenerConfig::new(format!("rail{id}"), vec![rail.listen]);
+        let listener = TcpListener::start(listener, clock, Arc::clone(&gate) as _).map_err(StartError::Rail)?;
+        let address = listener.addresses().first().copied().unwrap_or(rail.listen);
+        announced.push((rail.clone(), address));
+        rails.push(Arc::new(listener));
+        gates.push(gate);
+    }
+    let announced = Announced::new(addresses.clone(), announced);
+    Ok(Bound { control, addresses, rails, gates, announced })
+}
+
+impl Daemon {
+    /// Starts a server and returns when it serves. Blocks; not to be called on a runtime.
+    ///
+    /// # Errors
+    /// See [`StartError`]. Everything that was started has been stopped then.
+    pub fn start(config: &Config) -> Result<Daemon, StartError> {
+        let clock = Clock::start();
+        let bound = listen(config, clock)?;
+        let started = Self::start_behind(config, clock, &bound);
+        if started.is_err() {
+            bound.rails.iter().for_each(|rail| rail.stop());
+        }
+        started
+    }
+
+    fn start_behind(config: &Config, clock: Clock, bound: &Bound) -> Result<Daemon, StartError> {
+        let no_thread =
+            |error: io::Error| StartError::Resources { what: "cannot start threads", detail: error.to_string() };
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(2)
+            .max_blocking_threads(64)
+            .thread_name("railfsd")
+            .enable_all()
+            .build()
+            .map_err(no_thread)?;
+        let store = Arc::new(store::open(&config.stripe_dirs)?);
+        let options = LogCatalogOptions::new(&store, config.state_dir.clone(), &config.node);
+        let (catalog, recovered) = LogCatalog::open(options).map_err(|error| StartError::Catalog(error.to_string()))?;
+        let incarnation = recovered.incarnation;
+        let slots = Slots::new(&config.node, incarnation, DEFAULT_SLOTS);
+        let options = PublisherOptions { not_before: not_before(&recovered), ..PublisherOptions::default() };
+        let publisher = Publisher::new(Arc::clone(&catalog) as _, slots, runtime.handle().clone(), options);
+        let found = runtime.block_on(recover::recover(&store, &*catalog, &config.node))?;
+        let node = Node::new(config.node.clone(), incarnation, store, publisher, clock, runtime.handle().clone());
+        let node = Arc::new(node);
+        add(&node.counters.debris_removed, found.removed);
+        add(&node.counters.components_lost, found.lost);
+        let puts = Puts::start(Arc::clone(&node), config.put, config.max_registered)
+            .map_err(|error| StartError::Resources { what: "memory.max_registered", detail: error.to_string() })?;
+        let server = Arc::new(Server { node, puts, files: Arc::default() });
+
+        let (shutdown, stopping) = watch::channel(false);
+        let superseded = Arc::new(Notify::new());
+        let admin = Arc::new(Admin::new(bound.announced.clone(), bound.rails.clone()));
+        let service = ControlService::new(Arc::clone(&server), bound.announced.clone(), admin, Arc::clone(&superseded));
+        let mut control_tasks = Vec::new();
+        for (socket, &address) in bound.control.iter().zip(&bound.addresses) {
+            let task = serve_control(&runtime, socket, service.clone(), stopping.clone());
+            let failed = |source| StartError::Listen {
+                what: "the control plane".to_owned(),
+                address,
+                key: "control.listen",
+                source,
+            };
+            control_tasks.push(task.map_err(failed)?);
+        }
+        runtime.spawn(every_second(Arc::clone(&server)));
+        runtime.spawn(reclaim::run(Arc::clone(&server.node), Arc::clone(&server.files), config.retention, superseded));
+        for gate in &bound.gates {
+            gate.open(Arc::clone(&server));
+        }
+        tracing::info!(
+            store = %server.node.store.id(), node = %config.node, incarnation,
+            replayed = recovered.replayed, components = found.kept, debris = found.removed, lost = found.lost,
+            "serving"
+        );
+        Ok(Daemon {
+            runtime: Some(runtime),
+            server: Some(server),
+            catalog: Some(catalog),
+            listeners: bound.rails.clone(),
+            control: bound.addresses.clone(),
+            shutdown,
+            control_tasks,
+            recovered,
+            found,
+        })
+    }
+
+    /// Where the control plane listens, with the ports the kernel chose.
+    pub fn control_addresses(&self) -> &[SocketAddr] {
+        &self.control
+    }
+
+    /// Where the rails listen, in the order of the configuration.
+    pub fn rail_addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().filter_map(|listener| listener.addresses().first().copied()).collect()
+    }
+
+    /// What was found at start.
+    pub fn recovered(&self) -> &Recovered {
+        &self.recovered
+    }
+
+    /// What of components was found at start.
+    pub fn found(&self) -> Found {
+        self.found
+    }
+
+    /// Its parts; `None` once it has stopped.
+    pub fn server(&self) -> Option<&Arc<Server>> {
+        self.server.as_ref()
+    }
+
+    /// Stops: what is under way ends or fails, and a record says that the stop was clean. Bounded by about
+    /// `limits::STOP_DEADLINE` where the disks answer.
+    ///
+    /// # Errors
+    /// The record could not be written: the next start takes this stop for a crash. Everything has ended all the same.
+    pub fn stop(mut self) -> Result<(), String> {
+        let stopped = self.end(true);
+        tracing::info!(clean = stopped.is_ok(), "stopped");
+        stopped
+    }
+
+    /// Ends without tidying up, as a crash would, as far as a process can do that to itself.
+    pub fn crash(mut self) {
+        let _ = self.end(false);
+    }
+
+    fn end(&mut self, clean: bool) -> Result<(), String> {
+        let Some(runtime) = self.runtime.take() else { return Ok(()) };
+        self.shutdown.send_replace(true);
+        if let Some(server) = &self.server
+            && !clean
+        {
+            server.puts.abandon();
+        }
+        let tasks = std::mem::take(&mut self.control_tasks);
+        if let Some(server) = &self.server {
+            // Waiting commits are answered by this.
+            server.puts.stop();
+        }
+        if clean {
+            runtime.block_on(async {
+                let all = async {
+                    for task in tasks {
+                        let _ = task.await;
+                    }
+                };
+                let _ = tokio::time::timeout(GRACE, all).await;
+            });
+        }
+        for listener in self.listeners.drain(..) {
+            listener.stop();
+        }
+        let mut stopped = Ok(());
+        if let Some(catalog) = self.catalog.take()
+            && clean
+        {
+            stopped = runtime.block_on(async {
+                match tokio::time::timeout(LAST_RECORD, catalog.stop()).await {
+                    Ok(stopped) => stopped.map_err(|error| error.to_string()),
+                    Err(_) => Err(format!("the last record was not written within {LAST_RECORD:?}")),
+                }
+            });
+        }
+        if let Some(server) = self.server.take() {
+            // Connections that could not be closed would keep what keeps them.
+            *lock(&server.node.sessions) = Default::default();
+        }
+        runtime.shutdown_timeout(GRACE);
+        stopped
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.end(false);
+    }
+}
+
+/// Clients of the run before may trust its slots until their lease is over, unless it said good-bye or had no rail by
+/// which slots are read without asking.
+fn not_before(recovered: &Recovered) -> Option<tokio::time::Instant> {
+    let previous = recovered.previous.filter(|previous| previous.verbs && !previous.stopped)?;
+    let lease = Duration::from_millis(u64::from(previous.lease_milliseconds));
+    let wait = lease.saturating_add(lease / 4).saturating_add(Duration::from_secs(1));
+    Some(tokio::time::Instant::now() + wait)
+}
+
+fn serve_control(
+    runtime: &Runtime,
+    socket: &std::net::TcpListener,
+    service: ControlService,
+    mut stopping: watch::Receiver<bool>,
+) -> io::Result<tokio::task::JoinHandle<()>> {
+    let _inside = runtime.enter();
+    let socket = tokio::net::TcpListener::from_std(socket.try_clone()?)?;
+    let incoming = TcpIncoming::from(socket).with_nodelay(Some(true));
+    Ok(runtime.spawn(async move {
+        let (reporter, health) = tonic_health::server::health_reporter();
+        reporter.set_serving::<ControlServer<ControlService>>().await;
+        let served = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(Duration::from_secs(10)))
+            .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+            .max_concurrent_streams(Some(1024))
+            .add_service(health)
+            .add_service(ControlServer::new(service))
+            .serve_with_incoming_shutdown(incoming, async move {
+                let _ = stopping.wait_for(|stopping| *stopping).await;
+            })
+            .await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the control plane ended");
+        }
+    }))
+}
+
+/// Sessions and puts that are over.
+async fn every_second(server: Arc<Server>) {
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let ended = lock(&server.node.sessions).expire(server.node.clock.now());
+        for session in ended {
+            tracing::info!(session, "session ended");
+            server.puts.session_ended(session);
+        }
+        server.puts.tick();
+    }
+}

@@ -1,0 +1,184 @@
+//! What every part of a running server shares: its identity, catalog, sessions, counters, and the health of its disks.
+//!
+//! Guarantees: every request's scope is checked in one place; a directory that failed once takes no new component until
+//! the server is restarted.
+
+use crate::catalog::Publisher;
+use crate::control::sessions::Sessions;
+use crate::store::Store;
+use railfs_engine::clock::Clock;
+use railfs_engine::rail::Rail;
+use railfs_proto::descriptor::Id;
+use railfs_proto::reply::Refusal;
+use railfs_proto::v1::{self, Code};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::runtime::Handle;
+
+/// The version in hellos and status.
+pub const SOFTWARE: &str = concat!("railfsd ", env!("CARGO_PKG_VERSION"));
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What the server has done since it started. The names are a public contract.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: AtomicU64,)*
+        }
+        impl Counters {
+            /// Name and value of each.
+            pub fn list(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Hellos answered.
+    hellos,
+    /// Rail connections refused (wrong ticket, session, scope or protocol).
+    joins_refused,
+    /// Lookups, by either way.
+    lookups,
+    /// Proofs checked by frame.
+    checks,
+    /// Fetches asked for.
+    fetches,
+    /// Object bytes sent in fetches.
+    fetch_bytes,
+    /// Requests whose time was up before they were begun.
+    expired,
+    /// Fetches of versions that are gone.
+    fetches_stale,
+    /// Fetches that met damaged or missing bytes.
+    fetches_damaged,
+    /// Requests that made no sense.
+    invalid,
+    /// Puts begun.
+    puts_begun,
+    /// Puts that became visible.
+    puts_committed,
+    /// Puts that lost to a newer version.
+    puts_superseded,
+    /// Puts that ended otherwise.
+    puts_failed,
+    /// Bytes pulled, verified and written.
+    pull_bytes,
+    /// Pulls repeated because a rail failed.
+    pulls_repeated,
+    /// Pulls that brought bytes which failed their check.
+    pulls_bad,
+    /// Deletes done.
+    deletes,
+    /// Superseded versions whose files were removed.
+    versions_reclaimed,
+    /// Components without a valid header, removed at start.
+    debris_removed,
+    /// Valid components that no record names, moved to lost/ at start.
+    components_lost,
+}
+
+/// Counts one more.
+pub fn count(counter: &AtomicU64) {
+    add(counter, 1);
+}
+
+/// Counts so many more.
+pub fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+/// A mutex whose holders never leave it half changed: a panic elsewhere does not spread.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// This run.
+    pub incarnation: u64,
+    /// The stripe directories, locked.
+    pub store: Arc<Store>,
+    /// Lookups, checks and publishes.
+    pub publisher: Arc<Publisher>,
+    /// Clients.
+    pub sessions: Mutex<Sessions<Arc<dyn Rail>>>,
+    /// See there.
+    pub counters: Counters,
+    /// The one that the rails use too.
+    pub clock: Clock,
+    /// For work that waits.
+    pub runtime: Handle,
+    suspects: Vec<(Id, OnceLock<String>)>,
+}
+
+impl Node {
+    /// All directories start healthy.
+    pub fn new(
+        name: String,
+        incarnation: u64,
+        store: Arc<Store>,
+        publisher: Arc<Publisher>,
+        clock: Clock,
+        runtime: Handle,
+    ) -> Node {
+        let suspects = store.directories().iter().map(|directory| (directory.id(), OnceLock::new())).collect();
+        Node {
+            name,
+            incarnation,
+            store,
+            publisher,
+            sessions: Mutex::default(),
+            counters: Counters::default(),
+            clock,
+            runtime,
+            suspects,
+        }
+    }
+
+    /// Whether a request is meant for this run of this node of this store.
+    ///
+    /// # Errors
+    /// `Invalid` without a scope, `WrongStore`, `WrongIncarnation`.
+    pub fn check_scope(&self, scope: Option<&v1::Scope>) -> Result<(), Refusal> {
+        let Some(scope) = scope else {
+            return Err(Refusal::new(Code::Invalid, "the request names no store, node and incarnation"));
+        };
+        if scope.store != self.store.id().0[..] {
+            let message = format!("the request is for another store; here is store {}", self.store.id());
+            return Err(Refusal::new(Code::WrongStore, message));
+        }
+        if scope.node != self.name || scope.incarnation != self.incarnation {
+            let message = format!(
+                "the request is for incarnation {} of another run; here is {} in incarnation {}",
+                scope.incarnation, self.name, self.incarnation
+            );
+            return Err(Refusal::new(Code::WrongIncarnation, message));
+        }
+        Ok(())
+    }
+
+    /// Its own scope.
+    pub fn scope(&self) -> v1::Scope {
+        v1::Scope { store: self.store.id().to_bytes(), node: self.name.clone(), incarnation: self.incarnation }
+    }
+
+    /// A write or sync in the directory failed: it takes no new component from here on.
+    pub fn suspect(&self, directory: Id, why: &str) {
+        let path = self.store.directory(directory).map(|d| d.path().display().to_string()).unwrap_or_default();
+        if let Some((_, cell)) = self.suspects.iter().find(|(id, _)| *id == directory)
+            && cell.set(why.to_owned()).is_ok()
+        {
+            tracing::error!(%directory, path, why, "stripe directory is suspect: no new component goes there");
+        }
+    }
+
+    /// Why the directory is suspect; `None` while it is not.
+    pub fn suspicion(&self, directory: Id) -> Option<&str> {
+        self.suspects.iter().find(|(id, _)| *id == directory).and_then(|(_, cell)| cell.get()).map(String::as_str)
+    }
+}

@@ -1,0 +1,226 @@
+//! Fetches: bytes of one component, inside one stripe, with their checksums and the check of the request's proof.
+//!
+//! Guarantees: nothing is sent that lies outside the component or the request's stripe; missing bytes are never success
+//! (a short or failing disk makes the outcome DAMAGED, naming directory and component, and the connection goes on); the
+//! proof is evaluated after the request arrived.
+
+use super::files::{Component, Key, ReadError};
+use super::lookup::proof_of;
+use super::{Answer, Due, Server};
+use crate::node::{add, count};
+use railfs_engine::rail::{Bulk, Sent};
+use railfs_proto::descriptor::{Id, Proof};
+use railfs_proto::limits::MAX_EXTENT;
+use railfs_proto::reply::{Refusal, ok_outcome};
+use railfs_proto::v1::{self, Code, RailReply, rail_reply};
+use std::sync::Arc;
+
+/// A fetch whose numbers make sense by themselves.
+#[derive(Clone, Debug)]
+struct Fetch {
+    key: Key,
+    offset: u64,
+    length: u32,
+    proof: Option<Proof>,
+}
+
+fn invalid(message: impl Into<String>) -> Refusal {
+    Refusal::new(Code::Invalid, message)
+}
+
+impl Fetch {
+    fn from_message(request: &v1::FetchRequest) -> Result<Fetch, Refusal> {
+        let directory = Id::from_bytes(&request.directory);
+        let directory = directory.ok_or_else(|| invalid("the directory's id is not 16 bytes long"))?;
+        if request.length == 0 || request.length > MAX_EXTENT {
+            return Err(invalid(format!("a fetch of {} bytes is not one of 1 to {MAX_EXTENT}", request.length)));
+        }
+        let key = Key { version: request.version, component: request.component, directory };
+        let proof = request.proof.as_ref().map(proof_of);
+        Ok(Fetch { key, offset: request.offset, length: request.length, proof })
+    }
+
+    /// First page and number of pages, if the bytes lie in this component as they must.
+    fn pages(&self, component: &Component) -> Result<(u64, usize), Refusal> {
+        let (striping, geometry) = (component.striping(), component.geometry());
+        let (page, stripe) = (u64::from(striping.page_size()), u64::from(striping.stripe_size()));
+        let end = self.offset.checked_add(u64::from(self.length)).filter(|end| *end <= geometry.length());
+        let Some(end) = end else {
+            return Err(invalid(format!(
+                "bytes {} and {} more are not in component {}, which has {}",
+                self.offset,
+                self.length,
+                self.key.component,
+                geometry.length()
+            )));
+        };
+        if !self.offset.is_multiple_of(page) || !(end.is_multiple_of(page) || end == geometry.length()) {
+            return Err(invalid(format!("bytes {} to {end} are not whole pages of {page}", self.offset)));
+        }
+        if self.offset / stripe != (end - 1) / stripe {
+            return Err(invalid(format!("bytes {} to {end} cross a stripe of {stripe}", self.offset)));
+        }
+        let count = u64::from(self.length).div_ceil(page);
+        // At most 256 pages of the smallest size make 1 MiB.
+        Ok((self.offset / page, usize::try_from(count).unwrap_or(usize::MAX)))
+    }
+}
+
+impl Server {
+    pub(super) fn fetch(self: &Arc<Self>, request: v1::FetchRequest, due: Due, answer: Answer) {
+        count(&self.node.counters.fetches);
+        let fetch = match Fetch::from_message(&request) {
+            Ok(fetch) => fetch,
+            Err(refusal) => return self.refuse_fetch(&refusal, answer),
+        };
+        if due.is_over(&self.node) {
+            return answer.refuse(&Due::refusal());
+        }
+        // Everything at hand: answered here, without another thread.
+        if let Some(component) = self.files.get(&fetch.key) {
+            match fetch.pages(&component) {
+                Err(refusal) => return self.refuse_fetch(&refusal, answer),
+                Ok((first, pages)) => {
+                    if let Some(sums) = component.held_sums(first, pages) {
+                        return self.send_fetch(&fetch, &component, sums, answer);
+                    }
+                }
+            }
+        }
+        let server = Arc::clone(self);
+        self.node.runtime.spawn(async move {
+            match server.prepare(&fetch, due).await {
+                Ok((component, sums)) => server.send_fetch(&fetch, &component, sums, answer),
+                Err(refusal) => server.refuse_fetch(&refusal, answer),
+            }
+        });
+    }
+
+    fn refuse_fetch(&self, refusal: &Refusal, answer: Answer) {
+        let counters = &self.node.counters;
+        match refusal.code {
+            Code::Invalid => count(&counters.invalid),
+            Code::Stale => count(&counters.fetches_stale),
+            Code::Damaged => count(&counters.fetches_damaged),
+            _ => {}
+        }
+        answer.refuse(refusal);
+    }
+
+    /// Opens the component if need be and reads the checksums.
+    async fn prepare(self: &Arc<Self>, fetch: &Fetch, due: Due) -> Result<(Arc<Component>, Vec<u64>), Refusal> {
+        let component = match self.files.get(&fetch.key) {
+            Some(component) => component,
+            None => self.open(fetch.key).await?,
+        };
+        let (first, pages) = fetch.pages(&component)?;
+        if due.is_over(&self.node) {
+            return Err(Due::refusal());
+        }
+        let reading = Arc::clone(&component);
+        let sums = tokio::task::spawn_blocking(move || reading.sums(first, pages)).await;
+        let sums = sums.map_err(|error| Refusal::new(Code::Unavailable, error.to_string()))?;
+        match sums {
+            Ok(sums) => Ok((component, sums)),
+            Err(error) => Err(self.damaged(fetch.key, &error).await),
+        }
+    }
+
+    /// A committed version's component. What was superseded stays readable until it is reclaimed.
+    async fn open(self: &Arc<Self>, key: Key) -> Result<Arc<Component>, Refusal> {
+        let catalog = self.node.publisher.catalog();
+        let unavailable = |error: &dyn std::fmt::Display| Refusal::new(Code::Unavailable, error.to_string());
+        let standing = catalog.standing(key.version).await.map_err(|error| unavailable(&error))?;
+        let Some(standing) = standing else { return Err(gone(key)) };
+        let replicas = standing.descriptor.components.get(key.component as usize);
+        let here = |replicas: &Vec<railfs_proto::descriptor::Replica>| {
+            replicas.iter().any(|replica| replica.directory == key.directory && replica.node == self.node.name)
+        };
+        if !replicas.is_some_and(here) {
+            let message =
+                format!("component {} of version {} is not in directory {}", key.component, key.version, key.directory);
+            return Err(invalid(message));
+        }
+        let server = Arc::clone(self);
+        let opened =
+            tokio::task::spawn_blocking(move || Component::open(&server.node.store, key, &standing.descriptor)).await;
+        match opened.map_err(|error| unavailable(&error))? {
+            Err(error) => Err(self.damaged(key, &error).await),
+            Ok(component) => {
+                let component = Arc::new(component);
+                self.files.put(&component);
+                // Reclaimed meanwhile: whoever did that may have looked before it was kept.
+                if matches!(catalog.standing(key.version).await, Ok(None)) {
+                    self.files.forget(&key);
+                }
+                Ok(component)
+            }
+        }
+    }
+
+    /// A component that cannot be read: of a version that is no longer current that is its end, else it is damage.
+    async fn damaged(&self, key: Key, error: &ReadError) -> Refusal {
+        self.files.forget(&key);
+        if matches!(error, ReadError::Missing)
+            && let Ok(standing) = self.node.publisher.catalog().standing(key.version).await
+            && standing.is_none_or(|standing| standing.superseded.is_some())
+        {
+            return gone(key);
+        }
+        self.damage(key, &error.to_string())
+    }
+
+    fn damage(&self, key: Key, why: &str) -> Refusal {
+        let path = self.node.store.directory(key.directory).map(|directory| directory.path().display().to_string());
+        let message = format!(
+            "component {} of version {} in stripe directory {} ({}) is damaged: {why}",
+            key.component,
+            key.version,
+            path.unwrap_or_default(),
+            key.directory
+        );
+        tracing::error!("{message}");
+        Refusal::new(Code::Damaged, message)
+    }
+
+    fn send_fetch(self: &Arc<Self>, fetch: &Fetch, component: &Arc<Component>, sums: Vec<u64>, answer: Answer) {
+        let offset = component.file_offset(fetch.offset);
+        // Only advice: the kernel may begin to read while the frame's header goes out.
+        let _ = rustix::fs::fadvise(
+            component.file(),
+            offset,
+            std::num::NonZeroU64::new(u64::from(fetch.length)),
+            rustix::fs::Advice::WillNeed,
+        );
+        let bulk = Bulk::File { file: Arc::clone(component.file()), offset, length: fetch.length };
+        let (server, fetch) = (Arc::clone(self), fetch.clone());
+        answer.bulk(bulk, move |sent| server.fetched(&fetch, sums, &sent));
+    }
+
+    /// On the rail's thread, when the bytes have gone out.
+    fn fetched(&self, fetch: &Fetch, sums: Vec<u64>, sent: &Sent) -> RailReply {
+        add(&self.node.counters.fetch_bytes, sent.bytes.into());
+        if sent.bytes != fetch.length || sent.error.is_some() {
+            count(&self.node.counters.fetches_damaged);
+            let why = match &sent.error {
+                Some(error) => format!("reading at {} failed after {} bytes: {error}", fetch.offset, sent.bytes),
+                None => format!("the file ends {} bytes after {}", sent.bytes, fetch.offset),
+            };
+            self.files.forget(&fetch.key);
+            return RailReply { outcome: Some(self.damage(fetch.key, &why).to_outcome()), body: None };
+        }
+        let reply = v1::FetchReply {
+            version: fetch.key.version,
+            component: fetch.key.component,
+            offset: fetch.offset,
+            length: sent.bytes,
+            checksums: sums,
+            check: fetch.proof.as_ref().and_then(|proof| self.check_now(proof)),
+        };
+        RailReply { outcome: Some(ok_outcome()), body: Some(rail_reply::Body::Fetch(reply)) }
+    }
+}
+
+fn gone(key: Key) -> Refusal {
+    Refusal::new(Code::Stale, format!("version {} is not here any more", key.version))
+}

@@ -1,0 +1,203 @@
+//! Component files that are open for reading, with their checksum tables: a bounded cache.
+//!
+//! Guarantees: a file is in here only if its header is valid, agrees with the object's record, and its size is what the
+//! arithmetic gives; checksums come only from table blocks that carry their own; at most [`OPEN_FILES`] files and
+//! [`OPEN_FILES`] x [`TABLE_BLOCKS`] table blocks are held.
+
+use crate::node::lock;
+use crate::store::Store;
+use lru::LruCache;
+use railfs_proto::component::{BLOCK, BlockId, ComponentError, DATA_OFFSET, FileName, Geometry, Header, TableBlock};
+use railfs_proto::descriptor::{Descriptor, Id};
+use railfs_proto::layout::Striping;
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+
+/// Most files kept open.
+pub const OPEN_FILES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Table blocks kept for each: 511 pages each.
+pub const TABLE_BLOCKS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+
+/// Why bytes of a component cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The file is not there.
+    #[error("the file is missing")]
+    Missing,
+    /// The disk failed.
+    #[error("{0}")]
+    Io(io::Error),
+    /// What is on the disk is not what was written.
+    #[error("{0}")]
+    Damaged(#[from] ComponentError),
+    /// The file is longer or shorter than it was written.
+    #[error("the file has {found} bytes, not {wanted}")]
+    Size {
+        /// On disk.
+        found: u64,
+        /// By the arithmetic.
+        wanted: u64,
+    },
+}
+
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::NotFound { ReadError::Missing } else { ReadError::Io(error) }
+    }
+}
+
+/// Which file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Version.
+    pub version: u64,
+    /// Component.
+    pub component: u32,
+    /// Stripe directory.
+    pub directory: Id,
+}
+
+/// An open component.
+#[derive(Debug)]
+pub struct Component {
+    key: Key,
+    file: Arc<File>,
+    geometry: Geometry,
+    striping: Striping,
+    blocks: Mutex<LruCache<u64, Arc<TableBlock>>>,
+}
+
+impl Component {
+    /// Opens and checks the file. Reads the disk.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn open(store: &Store, key: Key, descriptor: &Descriptor) -> Result<Component, ReadError> {
+        let directory = store.directory(key.directory).ok_or(ReadError::Missing)?;
+        let name = FileName { version: key.version, component: key.component };
+        let file = File::open(directory.components().join(name.to_string()))?;
+        let mut block = [0u8; BLOCK];
+        file.read_exact_at(&mut block, 0)?;
+        let header = Header::decode(&block)?;
+        header.agree(descriptor, key.component)?;
+        let geometry = header.geometry()?;
+        let found = file.metadata()?.len();
+        if found != geometry.file_size() {
+            return Err(ReadError::Size { found, wanted: geometry.file_size() });
+        }
+        let blocks = Mutex::new(LruCache::new(TABLE_BLOCKS));
+        Ok(Component { key, file: Arc::new(file), geometry, striping: header.striping, blocks })
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+    /// Where things lie in it.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+    /// The object's layout.
+    pub fn striping(&self) -> &Striping {
+        &self.striping
+    }
+    /// Where bytes of the component lie in the file.
+    pub fn file_offset(&self, offset: u64) -> u64 {
+        DATA_OFFSET + offset
+    }
+
+    /// Checksums of `count` pages from `first` on, if their table blocks are held. Does not read the disk.
+    pub fn held_sums(&self, first: u64, count: usize) -> Option<Vec<u64>> {
+        let mut held = lock(&self.blocks);
+        self.collect(first, count, |block| held.get(&block).cloned().ok_or(())).ok()
+    }
+
+    /// The same, reading what is not held.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn sums(&self, first: u64, count: usize) -> Result<Vec<u64>, ReadError> {
+        self.collect(first, count, |block| {
+            if let Some(held) = lock(&self.blocks).get(&block) {
+                return Ok(Arc::clone(held));
+            }
+            let read = Arc::new(self.read_block(block)?);
+            lock(&self.blocks).put(block, Arc::clone(&read));
+            Ok(read)
+        })
+    }
+
+    fn collect<E>(
+        &self,
+        first: u64,
+        count: usize,
+        mut block_of: impl FnMut(u64) -> Result<Arc<TableBlock>, E>,
+    ) -> Result<Vec<u64>, E> {
+        let mut sums = Vec::with_capacity(count);
+        let mut page = first;
+        while sums.len() < count {
+            let (block, place) = Geometry::sum_place(page);
+            let table = block_of(block)?;
+            let before = sums.len();
+            sums.extend(table.sums().iter().skip(place).take(count - before));
+            page += (sums.len() - before) as u64;
+        }
+        Ok(sums)
+    }
+
+    fn read_block(&self, block: u64) -> Result<TableBlock, ReadError> {
+        let offset = self.geometry.block_offset(block);
+        let offset = offset.ok_or(ComponentError::Field { field: "table block", value: block })?;
+        let mut bytes = [0u8; BLOCK];
+        self.file.read_exact_at(&mut bytes, offset)?;
+        let id = BlockId { version: self.key.version, component: self.key.component, block };
+        Ok(TableBlock::decode(id, &bytes)?)
+    }
+}
+
+/// The cache.
+#[derive(Debug)]
+pub struct Files(Mutex<LruCache<Key, Arc<Component>>>);
+
+impl Default for Files {
+    fn default() -> Self {
+        Files(Mutex::new(LruCache::new(OPEN_FILES)))
+    }
+}
+
+impl Files {
+    /// The component, if it is open.
+    pub fn get(&self, key: &Key) -> Option<Arc<Component>> {
+        lock(&self.0).get(key).cloned()
+    }
+    /// Keeps it open.
+    pub fn put(&self, component: &Arc<Component>) {
+        // What falls out is closed outside the lock.
+        let old = lock(&self.0).push(component.key, Arc::clone(component));
+        drop(old);
+    }
+    /// Closes one, so that it is opened and checked afresh.
+    pub fn forget(&self, key: &Key) {
+        let old = lock(&self.0).pop(key);
+        drop(old);
+    }
+    /// Closes everything of these versions: their files are gone.
+    pub fn forget_versions(&self, versions: &[u64]) {
+        let mut files = lock(&self.0);
+        let keys: Vec<Key> = files.iter().map(|(key, _)| *key).filter(|key| versions.contains(&key.version)).collect();
+        for key in keys {
+            files.pop(&key);
+        }
+    }
+    /// Files that are open.
+    pub fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
