@@ -388,6 +388,7 @@ impl Link {
                         pending.liveness.sent(now);
                         self.send(side.other(), lane, connection, Frame::Ping, context);
                     }
+                    Sign::Silent if end.state == State::Silent => {}
                     Sign::Silent => end.set_state(State::Silent, context),
                     Sign::Alive => {}
                     Sign::Retire => {
