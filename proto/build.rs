@@ -6,7 +6,10 @@ fn main() {
         println!("cargo:rerun-if-changed={file}");
     }
     let set = protox::compile(files, ["proto"]).expect("the protobuf files of this crate compile");
+    let grpc = std::env::var_os("CARGO_FEATURE_GRPC").is_some();
     tonic_prost_build::configure()
+        .build_client(grpc)
+        .build_server(grpc)
         .bytes(".railfs")
         .compile_fds(set)
         .expect("code is generated from the protobuf files of this crate");

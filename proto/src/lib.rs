@@ -22,7 +22,7 @@ pub mod url;
 /// Generated from `proto/*.proto`.
 #[allow(missing_debug_implementations, clippy::all, clippy::pedantic)]
 pub mod v1 {
-    tonic::include_proto!("railfs.v1");
+    include!(concat!(env!("OUT_DIR"), "/railfs.v1.rs"));
 }
 
 /// The protocol versions this build speaks, lowest and highest.

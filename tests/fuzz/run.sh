@@ -26,6 +26,7 @@ export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Cforce-frame-pointers"
 export CARGO_TARGET_DIR=$PWD/target
+export RUST_BACKTRACE=0
 unset CARGO_BUILD_TARGET CARGO_ENCODED_RUSTFLAGS
 cargo build --quiet --locked --release --target "$host" --bins
 
@@ -51,8 +52,10 @@ run_one() {
   if ((status == 0)) && [[ ${runs:-0} -gt 0 && -n $cover ]]; then
     echo "fuzz $target: $runs runs in $share s, ${cover/ft:/features:}"
   else
-    echo "fuzz $target: FAILED with status $status after ${runs:-0} runs; the end of its log:"
-    tail -n 25 "$log" | sed 's/^/  /'
+    echo "fuzz $target: FAILED with status $status after ${runs:-0} runs"
+    grep -A 2 'panicked at' "$log" | sed 's/^/  /' || true
+    echo "  the end of its log:"
+    tail -n 15 "$log" | sed 's/^/  /'
     return 1
   fi
 }
