@@ -7,7 +7,9 @@
 pub mod cache;
 pub mod client;
 pub mod clock;
+pub mod control;
 pub mod error;
 pub mod memory;
+pub mod put;
 pub mod rail;
 pub mod read;

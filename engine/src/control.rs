@@ -1,0 +1,201 @@
+//! The control connection of a client: one session with one node, over whichever of its addresses answers.
+//!
+//! Guarantees: a client is bound to the store of its first hello (or of its configuration): another one is an error,
+//! never a new home; every call has a deadline; a call that fails with its connection is tried again over every address
+//! known (those given, those hello listed) until then; a new incarnation, or a session that the server has forgotten,
+//! is a new [`Session`], and [`OnSession`] is told once for each.
+
+mod calls;
+mod connect;
+pub mod outcome;
+
+pub use calls::{BeginPut, Begun, CommitFailure};
+
+use crate::client::Config;
+use crate::error::{Error, Result};
+use crate::rail::Lane;
+use crate::rail::tcp::Tickets;
+use railfs_proto::descriptor::Id;
+use railfs_proto::hello::{Hello, Listener};
+use railfs_proto::v1::control_client::ControlClient;
+use railfs_proto::v1::{self, JoinRequest};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tonic::transport::Channel;
+
+/// Told of each new session, on a thread of the runtime: it must not block.
+pub type OnSession = Box<dyn Fn(Arc<Session>) + Send + Sync>;
+
+/// How to reach a node.
+#[derive(Clone, Debug)]
+pub struct ControlConfig {
+    /// "host:port", tried in this order.
+    pub addresses: Vec<String>,
+    /// Bound to this store from the start.
+    pub store: Option<Id>,
+    /// Connecting and saying hello.
+    pub connect_deadline: Duration,
+    /// Lookup, list, status, delete.
+    pub metadata_deadline: Duration,
+    /// For the server's log, such as "railfs 0.1.0".
+    pub software: String,
+}
+
+impl From<&Config> for ControlConfig {
+    fn from(config: &Config) -> Self {
+        ControlConfig {
+            addresses: config.addresses.clone(),
+            store: config.store,
+            connect_deadline: config.connect_deadline,
+            metadata_deadline: config.metadata_deadline,
+            software: concat!("railfs ", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+}
+
+/// A client's connection to one incarnation of a node's server, as hello described it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// The store.
+    pub store: Id,
+    /// The node.
+    pub node: String,
+    /// Its run.
+    pub incarnation: u64,
+    /// The session's number.
+    pub id: u64,
+    /// The protocol spoken.
+    pub protocol: u32,
+    /// Where rails can go.
+    pub listeners: Vec<Listener>,
+    /// Most that one fetch may ask for, bytes.
+    pub max_fetch_bytes: u32,
+    /// The control address in use when the session began.
+    pub control: String,
+    /// Where the control plane can be reached as well.
+    pub control_addresses: Vec<SocketAddr>,
+    /// The server's software.
+    pub software: String,
+}
+
+impl Session {
+    fn of(hello: &Hello, control: &str) -> Session {
+        Session {
+            store: hello.store,
+            node: hello.node.clone(),
+            incarnation: hello.incarnation,
+            id: hello.session,
+            protocol: hello.protocol,
+            listeners: hello.listeners.clone(),
+            max_fetch_bytes: hello.max_fetch_bytes,
+            control: control.to_owned(),
+            control_addresses: hello.control_addresses.clone(),
+            software: hello.software.clone(),
+        }
+    }
+
+    /// For requests.
+    pub fn scope(&self) -> v1::Scope {
+        v1::Scope { store: self.store.to_bytes(), node: self.node.clone(), incarnation: self.incarnation }
+    }
+
+    /// Whether the other is the same session of the same run.
+    pub fn is_same(&self, other: &Session) -> bool {
+        (self.incarnation, self.id) == (other.incarnation, other.id) && self.store == other.store
+    }
+}
+
+/// A connection that said hello.
+#[derive(Clone, Debug)]
+struct Link {
+    number: u64,
+    address: String,
+    client: ControlClient<Channel>,
+    session: Arc<Session>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    link: Option<Link>,
+    session: Option<Arc<Session>>,
+    store: Option<Id>,
+    links: u64,
+    closed: bool,
+}
+
+/// See the module's head.
+pub struct Control {
+    config: ControlConfig,
+    runtime: Handle,
+    state: Mutex<State>,
+    /// One reconnect at a time; who waits takes what it brought.
+    connecting: tokio::sync::Mutex<()>,
+    on_session: OnSession,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    /// Connects to nothing yet.
+    pub fn new(config: ControlConfig, runtime: Handle, on_session: OnSession) -> Arc<Control> {
+        let state = Mutex::new(State { store: config.store, ..State::default() });
+        Arc::new(Control { config, runtime, state, connecting: tokio::sync::Mutex::new(()), on_session })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing leaves it half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects and says hello, unless that was done.
+    ///
+    /// # Errors
+    /// `Unreachable` naming every address and what it said, `WrongStore`, `Protocol`, `Closed`.
+    pub async fn connect(&self) -> Result<Arc<Session>> {
+        let deadline = tokio::time::Instant::now() + self.config.connect_deadline;
+        self.link(None, deadline).await.map(|link| link.session)
+    }
+
+    /// The session; `None` before the first hello. It may be over at the server by now.
+    pub fn session(&self) -> Option<Arc<Session>> {
+        self.state().session.clone()
+    }
+
+    /// The control address in use; `None` while there is none.
+    pub fn address(&self) -> Option<String> {
+        self.state().link.as_ref().map(|link| link.address.clone())
+    }
+
+    /// Nothing is called any more; what is under way fails.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.link = None;
+    }
+}
+
+impl Tickets for Control {
+    fn join(&self, lane: Lane, listener: u32) -> std::result::Result<JoinRequest, String> {
+        // Only threads that connect rails call this: none of them belongs to the runtime.
+        let hello = self.runtime.block_on(self.ticket());
+        let (session, ticket) = hello.map_err(|error: Error| error.to_string())?;
+        let lane = match lane {
+            Lane::Bulk => v1::Lane::Bulk,
+            Lane::Small => v1::Lane::Small,
+        };
+        Ok(JoinRequest {
+            protocol: session.protocol,
+            scope: Some(session.scope()),
+            session: session.id,
+            ticket,
+            lane: lane.into(),
+            listener,
+        })
+    }
+}

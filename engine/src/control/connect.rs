@@ -1,0 +1,238 @@
+//! Connecting: every address that is known, the first good hello wins.
+
+use super::outcome::hello_error;
+use super::{Control, Link, Session};
+use crate::error::{Error, Result};
+use bytes::Bytes;
+use railfs_proto::descriptor::Id;
+use railfs_proto::hello::Hello;
+use railfs_proto::v1::{self, control_client::ControlClient};
+use railfs_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::transport::{Channel, Endpoint};
+
+/// An address that does not answer delays the next one by this much, not by its whole deadline.
+const STAGGER: Duration = Duration::from_millis(250);
+/// A silent connection is asked for a sign of life this often,
+const KEEPALIVE: Duration = Duration::from_secs(1);
+/// and given up after this long without one.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+fn endpoint(address: &str, deadline: Duration) -> Result<Endpoint> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Error::Invalid(format!("\"{address}\" is not an address (HOST:PORT): {error}")))?;
+    Ok(endpoint
+        .connect_timeout(deadline)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true))
+}
+
+/// The whole chain of causes: tonic's own words say little.
+pub(super) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// Says hello over a connection.
+async fn say_hello(
+    client: &mut ControlClient<Channel>,
+    address: &str,
+    request: &v1::HelloRequest,
+    deadline: Instant,
+) -> Result<Hello> {
+    let unreachable = |detail| Error::Unreachable { peer: address.to_owned(), detail };
+    let reply = timeout_at(deadline, client.hello(request.clone())).await;
+    let reply = reply.map_err(|_| unreachable("no answer to hello in time".to_owned()))?;
+    let reply = reply.map_err(|status| unreachable(causes(&status)))?.into_inner();
+    Hello::check(request, &reply).map_err(|error| hello_error(&error, address))
+}
+
+async fn connect_one(
+    address: String,
+    request: v1::HelloRequest,
+    deadline: Duration,
+) -> Result<(String, ControlClient<Channel>, Hello)> {
+    let unreachable = |detail| Error::Unreachable { peer: address.clone(), detail };
+    let end = Instant::now() + deadline;
+    let channel = timeout(deadline, endpoint(&address, deadline)?.connect()).await;
+    let channel = channel.map_err(|_| unreachable(format!("no connection within {deadline:?}")))?;
+    let mut client = ControlClient::new(channel.map_err(|error| unreachable(causes(&error)))?);
+    let hello = say_hello(&mut client, &address, &request, end).await?;
+    Ok((address, client, hello))
+}
+
+impl Control {
+    fn request(&self, tickets: u32) -> v1::HelloRequest {
+        let state = self.state();
+        let session = state.session.as_ref();
+        v1::HelloRequest {
+            protocol_min: PROTOCOL_MIN,
+            protocol_max: PROTOCOL_MAX,
+            software: self.config.software.clone(),
+            store: state.store.map(Id::to_bytes).unwrap_or_default(),
+            session: session.map_or(0, |session| session.id),
+            incarnation: session.map_or(0, |session| session.incarnation),
+            tickets,
+            capabilities: Vec::new(),
+        }
+    }
+
+    fn known_addresses(&self) -> Vec<String> {
+        let mut all = self.config.addresses.clone();
+        if let Some(session) = &self.state().session {
+            all.extend(session.control_addresses.iter().map(ToString::to_string));
+        }
+        let mut known: Vec<String> = Vec::with_capacity(all.len());
+        for address in all {
+            if !known.contains(&address) {
+                known.push(address);
+            }
+        }
+        known
+    }
+
+    /// The connection in use; another one where there is none, or where it is the one that `failed`.
+    pub(super) async fn link(&self, failed: Option<u64>, deadline: Instant) -> Result<Link> {
+        let current = |control: &Control| {
+            let state = control.state();
+            if state.closed {
+                return Err(Error::Closed);
+            }
+            Ok(state.link.clone().filter(|link| Some(link.number) != failed))
+        };
+        if let Some(link) = current(self)? {
+            return Ok(link);
+        }
+        let late = || self.unreachable("no connection in time".to_owned());
+        let _one = timeout_at(deadline, self.connecting.lock()).await.map_err(|_| late())?;
+        if let Some(link) = current(self)? {
+            return Ok(link);
+        }
+        self.state().link = None;
+        let (address, client, hello) = self.connect_any(deadline).await?;
+        self.adopt(address, client, &hello)
+    }
+
+    fn unreachable(&self, detail: String) -> Error {
+        Error::Unreachable { peer: self.known_addresses().join(", "), detail }
+    }
+
+    async fn connect_any(&self, deadline: Instant) -> Result<(String, ControlClient<Channel>, Hello)> {
+        let mut attempts = JoinSet::new();
+        let request = self.request(0);
+        let limit = self.config.connect_deadline.min(deadline.saturating_duration_since(Instant::now()));
+        for (place, address) in (0u32..).zip(self.known_addresses()) {
+            let request = request.clone();
+            attempts.spawn_on(
+                async move {
+                    sleep(STAGGER * place.min(8)).await;
+                    connect_one(address, request, limit).await
+                },
+                &self.runtime,
+            );
+        }
+        let mut said = Vec::new();
+        let mut worst = None;
+        while let Ok(Some(attempt)) = timeout_at(deadline, attempts.join_next()).await {
+            match attempt {
+                // The others end with the set.
+                Ok(Ok(won)) => return Ok(won),
+                Ok(Err(Error::Unreachable { peer, detail })) => said.push(format!("{peer}: {detail}")),
+                // Somebody answers there, and is not whom we want: more telling than silence.
+                Ok(Err(error)) => worst = Some(error),
+                Err(error) => said.push(error.to_string()),
+            }
+        }
+        if said.is_empty() {
+            said.push("no address answered in time".to_owned());
+        }
+        Err(worst.unwrap_or_else(|| self.unreachable(said.join("; "))))
+    }
+
+    /// From here on this connection is in use. A session that is not the one before is told of.
+    fn adopt(&self, address: String, client: ControlClient<Channel>, hello: &Hello) -> Result<Link> {
+        let session = Session::of(hello, &address);
+        let (link, new) = {
+            let mut state = self.state();
+            if state.closed {
+                return Err(Error::Closed);
+            }
+            match state.store {
+                Some(expected) if expected != session.store => {
+                    return Err(Error::WrongStore { address, found: session.store, expected });
+                }
+                _ => state.store = Some(session.store),
+            }
+            let (session, new) = match &state.session {
+                Some(before) if before.is_same(&session) && before.listeners == session.listeners => {
+                    (Arc::clone(before), false)
+                }
+                _ => (Arc::new(session), true),
+            };
+            state.session = Some(Arc::clone(&session));
+            state.links += 1;
+            let link = Link { number: state.links, address, client, session };
+            state.link = Some(link.clone());
+            (link, new)
+        };
+        if new {
+            let session = &link.session;
+            tracing::info!(store = %session.store, node = %session.node, incarnation = session.incarnation, session = session.id, control = %link.address, "session");
+            (self.on_session)(Arc::clone(&link.session));
+        }
+        Ok(link)
+    }
+
+    /// Hello again over the connection in use: a session that is still known, or a new one, and a ticket for a rail.
+    pub(super) async fn ticket(&self) -> Result<(Arc<Session>, Bytes)> {
+        let deadline = Instant::now() + self.config.connect_deadline;
+        let mut failed = None;
+        loop {
+            let link = self.link(failed, deadline).await?;
+            match self.hello_again(&link, 1, deadline).await {
+                Ok((link, tickets)) => {
+                    let missing = || Error::BadAnswer { peer: link.address.clone(), detail: "no ticket".to_owned() };
+                    let ticket = tickets.into_iter().next().ok_or_else(missing)?;
+                    return Ok((link.session, ticket));
+                }
+                Err(Error::Unreachable { .. }) if Instant::now() < deadline && failed.is_none() => {
+                    failed = Some(link.number);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Hello over a connection that is there.
+    pub(super) async fn hello_again(&self, link: &Link, tickets: u32, deadline: Instant) -> Result<(Link, Vec<Bytes>)> {
+        let request = self.request(tickets);
+        let mut client = link.client.clone();
+        let hello = say_hello(&mut client, &link.address, &request, deadline).await?;
+        let current = {
+            let state = self.state();
+            state.link.clone().filter(|current| {
+                current.number == link.number
+                    && current.session.incarnation == hello.incarnation
+                    && current.session.id == hello.session
+            })
+        };
+        let link = match current {
+            Some(link) => link,
+            None => self.adopt(link.address.clone(), client, &hello)?,
+        };
+        Ok((link, hello.tickets))
+    }
+}
