@@ -18,6 +18,11 @@ pub mod logdir;
 mod marker;
 mod open;
 
+#[cfg(test)]
+pub(crate) mod simdisk;
+#[cfg(test)]
+mod tests;
+
 pub use init::{Initialised, init};
 pub use logdir::{DiskLogDirectory, LogDirectory, LogFile};
 pub use open::{Store, StripeDirectory, open};

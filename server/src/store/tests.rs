@@ -1,0 +1,180 @@
+//! Tests of stripe directories: markers, init, open, locks.
+
+use super::marker::{MARKER, Marker};
+use super::*;
+use railfs_proto::descriptor::Id;
+use std::fs;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+fn directories(count: usize) -> (TempDir, Vec<PathBuf>) {
+    let root = tempfile::tempdir().unwrap();
+    let paths: Vec<_> = (0..count).map(|at| root.path().join(format!("d{at}"))).collect();
+    paths.iter().for_each(|path| fs::create_dir(path).unwrap());
+    (root, paths)
+}
+
+fn contents(paths: &[PathBuf]) -> Vec<Vec<u8>> {
+    paths.iter().map(|path| fs::read(path.join(MARKER)).unwrap()).collect()
+}
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn init_makes_a_store_and_doing_it_twice_changes_nothing() {
+    let (_root, paths) = directories(3);
+    fs::create_dir(paths[1].join("lost+found")).unwrap();
+    let made = init(&paths).unwrap();
+    assert!(made.new_store);
+    assert_eq!(made.added.len(), 3);
+    let before = contents(&paths);
+    let again = init(&paths).unwrap();
+    assert_eq!((again.store, again.new_store, again.added.len(), again.kept.len()), (made.store, false, 0, 3));
+    assert_eq!(contents(&paths), before);
+    let store = open(&paths).unwrap();
+    assert_eq!(store.id(), made.store);
+    assert_eq!(store.directories().iter().map(StripeDirectory::holds_log).collect::<Vec<_>>(), [true, true, false]);
+    assert!(paths[0].join("log").is_dir() && !paths[2].join("log").exists());
+    assert!(paths[2].join("components").is_dir() && paths[2].join("lost").is_dir());
+}
+
+#[test]
+fn init_adds_directories_to_the_store_that_the_others_carry() {
+    let (_root, paths) = directories(4);
+    let made = init(&paths[..1]).unwrap();
+    let added = init(&paths[..3]).unwrap();
+    assert_eq!((added.store, added.new_store, added.added.len()), (made.store, false, 2));
+    let store = open(&paths[..3]).unwrap();
+    assert_eq!(store.log_directories().len(), 2);
+    drop(store);
+    // All directories of the store must be there.
+    let refused = refusal(init(&[paths[0].clone(), paths[3].clone()]));
+    assert!(refused.contains("missing") && refused.contains(&added.added[0].1.to_string()), "{refused}");
+    assert!(!paths[3].join(MARKER).exists());
+}
+
+#[test]
+fn init_that_was_interrupted_is_repeated() {
+    let (_root, paths) = directories(3);
+    let made = init(&paths).unwrap();
+    let ids: Vec<Id> = made.added.iter().map(|(_, id)| *id).collect();
+    // As if it had stopped after the second marker: none lists what is not there.
+    fs::remove_file(paths[2].join(MARKER)).unwrap();
+    for (at, count) in [(0, 1), (1, 2)] {
+        let mut marker = Marker::read(&paths[at]).unwrap().unwrap();
+        marker.directories = ids[..count].to_vec();
+        marker.log_directories = ids[..count].to_vec();
+        marker.write(&paths[at]).unwrap();
+    }
+    fs::write(paths[2].join(".railfs.tmp"), b"half").unwrap();
+    let again = init(&paths).unwrap();
+    assert_eq!((again.store, again.added.len()), (made.store, 1));
+    assert_eq!(open(&paths).unwrap().log_directories().len(), 2);
+}
+
+#[test]
+fn init_refuses_what_is_not_empty_not_there_or_of_another_store() {
+    let (root, paths) = directories(3);
+    fs::write(paths[0].join("data"), b"x").unwrap();
+    assert!(refusal(init(&paths)).contains("data"));
+    assert!(!paths[1].join(MARKER).exists(), "nothing was made");
+    let gone = root.path().join("gone");
+    assert!(refusal(init(&[paths[1].clone(), gone.clone()])).contains("does not exist"));
+    assert!(!gone.exists());
+    assert!(refusal(init(&[paths[1].clone(), paths[1].join(".")])).contains("list it once"));
+    let file = root.path().join("file");
+    fs::write(&file, b"").unwrap();
+    assert!(refusal(init(&[file])).contains("not a directory"));
+    assert!(matches!(init(&[]), Err(StoreError::Empty)));
+    init(&paths[1..2]).unwrap();
+    init(&paths[2..3]).unwrap();
+    assert!(matches!(init(&paths[1..]), Err(StoreError::OtherStore { .. })));
+}
+
+#[test]
+fn open_refuses_by_name() {
+    let (_root, paths) = directories(4);
+    assert!(matches!(open(&paths[..1]), Err(StoreError::NoMarker(path)) if path == paths[0]));
+    assert!(!paths[0].join("components").exists() && !paths[0].join(".railfs.lock").exists());
+    let made = init(&paths[..3]).unwrap();
+    let refused = refusal(open(&paths[..2]));
+    assert!(refused.contains(&made.added[2].1.to_string()), "{refused}");
+    init(&paths[3..]).unwrap();
+    assert!(matches!(open(&paths), Err(StoreError::OtherStore { path, .. }) if path == paths[3]));
+    assert!(matches!(open(&[]), Err(StoreError::Empty)));
+    let mut bytes = fs::read(paths[1].join(MARKER)).unwrap();
+    bytes[30] ^= 1;
+    fs::write(paths[1].join(MARKER), &bytes).unwrap();
+    let refused = refusal(open(&paths[..3]));
+    assert!(refused.contains("counts as missing") && refused.contains("d1"), "{refused}");
+}
+
+#[test]
+fn a_directory_is_known_by_its_marker_not_by_its_place() {
+    let (_root, mut paths) = directories(3);
+    let made = init(&paths).unwrap();
+    paths.reverse();
+    let store = open(&paths).unwrap();
+    for (path, id) in made.added {
+        assert_eq!(store.directory(id).unwrap().path(), path);
+    }
+    assert_eq!(store.log_directories()[0].describe(), paths[2].join("log").display().to_string());
+}
+
+#[test]
+fn one_directory_under_two_names_and_a_copy_of_one_are_refused() {
+    let (root, paths) = directories(2);
+    init(&paths[..1]).unwrap();
+    let link = root.path().join("link");
+    std::os::unix::fs::symlink(&paths[0], &link).unwrap();
+    assert!(matches!(open(&[paths[0].clone(), link]), Err(StoreError::Twice { .. })));
+    fs::copy(paths[0].join(MARKER), paths[1].join(MARKER)).unwrap();
+    assert!(matches!(open(&paths), Err(StoreError::Twice { .. })));
+}
+
+#[test]
+fn a_second_server_is_refused_naming_the_holder() {
+    let (_root, paths) = directories(2);
+    init(&paths).unwrap();
+    let store = open(&paths).unwrap();
+    let refused = refusal(open(&paths));
+    assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
+    assert!(matches!(init(&paths), Err(StoreError::Locked { .. })));
+    drop(store);
+    open(&paths).unwrap();
+}
+
+#[test]
+fn markers_keep_the_highest_sequence_that_any_of_them_has_seen() {
+    let (_root, paths) = directories(2);
+    init(&paths).unwrap();
+    let store = open(&paths).unwrap();
+    store.update_markers(70).unwrap();
+    store.update_markers(60).unwrap();
+    drop(store);
+    let mut behind = Marker::read(&paths[0]).unwrap().unwrap();
+    assert_eq!(behind.highest_sequence, 70);
+    behind.highest_sequence = 10;
+    behind.write(&paths[0]).unwrap();
+    assert_eq!(open(&paths).unwrap().highest_sequence(), 70);
+}
+
+#[test]
+fn a_segment_on_a_real_disk_is_allocated_written_and_renamed() {
+    let (_root, paths) = directories(1);
+    let directory = DiskLogDirectory::new(paths[0].clone());
+    let file = directory.create("a", 1 << 20).unwrap();
+    file.write_at(4096, b"hello").unwrap();
+    file.sync().unwrap();
+    directory.rename("a", "b").unwrap();
+    directory.sync().unwrap();
+    directory.open("b").unwrap().write_at(4101, b"!").unwrap();
+    let bytes = directory.read("b", u64::MAX).unwrap();
+    assert_eq!(bytes.len(), 1 << 20);
+    assert_eq!(&bytes[4096..4103], b"hello!\0");
+    assert_eq!(directory.list().unwrap(), ["b"]);
+    directory.remove("b").unwrap();
+    assert!(directory.read("b", 1).is_err());
+}
