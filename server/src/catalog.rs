@@ -20,6 +20,17 @@ mod recovery;
 mod slots;
 mod versions;
 
+#[cfg(test)]
+mod conformance;
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod log_tests;
+#[cfg(test)]
+pub(crate) mod memory;
+#[cfg(test)]
+pub(crate) mod testing;
+
 pub use batch::SequenceKeeper;
 pub use error::{CatalogError, Refusal};
 pub use log_catalog::{LogCatalog, LogCatalogOptions, Previous, Recovered};

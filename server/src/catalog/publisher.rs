@@ -318,3 +318,6 @@ async fn revoke(_place: Place) {}
 fn result(word: u64, value: u64) -> CheckResult {
     CheckResult { current: word == value, value: word }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! What the tests of the catalog share.
+
+use super::batch::SequenceKeeper;
+use super::{Condition, Delete, LogCatalog, LogCatalogOptions, Put, Recovered, RequestId, StartError, Time};
+use crate::store::simdisk::SimDisks;
+use railfs_proto::descriptor::{Attributes, Descriptor, Id, Replica};
+use railfs_proto::layout::Striping;
+use railfs_proto::name::ObjectName;
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub(crate) const STORE: Id = Id([9; 16]);
+
+pub(crate) fn name(key: &str) -> ObjectName {
+    ObjectName::new("ns", key.as_bytes().to_vec()).unwrap()
+}
+
+pub(crate) fn descriptor(version: u64) -> Descriptor {
+    // The size tells versions apart, so that a blend of two would be seen.
+    let striping = Striping::new(version * 3, 4096, 65536, 1).unwrap();
+    Descriptor {
+        version,
+        attributes: Attributes { mode: 0o644, mtime_seconds: 5, mtime_nanoseconds: 6 },
+        striping,
+        components: vec![vec![Replica { node: "n".to_owned(), directory: Id([1; 16]) }]],
+    }
+}
+
+/// A request id that no other call gives.
+pub(crate) fn request() -> RequestId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    id
+}
+
+pub(crate) fn put(key: &str, version: u64) -> Put {
+    Put { name: name(key), request: request(), descriptor: descriptor(version), condition: Condition::Always }
+}
+
+pub(crate) fn delete(key: &str, version: u64) -> Delete {
+    Delete { name: name(key), request: request(), version, condition: Condition::Always }
+}
+
+/// A clock that moves one second each time it is asked.
+pub(crate) fn clock() -> Arc<dyn Fn() -> Time + Send + Sync> {
+    let seconds = AtomicI64::new(1000);
+    Arc::new(move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 7 })
+}
+
+/// The markers, in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Markers(pub(crate) Mutex<u64>);
+
+impl SequenceKeeper for Markers {
+    fn keep(&self, highest: u64) -> Result<(), String> {
+        let mut kept = self.0.lock().unwrap();
+        *kept = highest.max(*kept);
+        Ok(())
+    }
+}
+
+/// Small segments, so that the log rolls often.
+pub(crate) const SEGMENT: u64 = 6 << 10;
+
+pub(crate) fn options(disks: &SimDisks, state: &Path, markers: &Arc<Markers>) -> LogCatalogOptions {
+    LogCatalogOptions {
+        state_dir: state.to_owned(),
+        store: STORE,
+        epoch: 1,
+        logs: disks.directories(),
+        highest_sequence: *markers.0.lock().unwrap(),
+        keeper: Arc::clone(markers) as Arc<dyn SequenceKeeper>,
+        node: "n".to_owned(),
+        lease_milliseconds: 2000,
+        verbs: false,
+        segment_size: SEGMENT,
+        requests: 1000,
+        clock: clock(),
+    }
+}
+
+pub(crate) fn open(
+    disks: &SimDisks,
+    state: &Path,
+    markers: &Arc<Markers>,
+) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
+    LogCatalog::open(options(disks, state, markers))
+}
+
+/// In memory where there is such a place: the index syncs, and its durability is not what is tested.
+pub(crate) fn state_dir() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
+}
+
+/// Runs a future whose only company is the catalog's own thread.
+pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
