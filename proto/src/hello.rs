@@ -191,7 +191,10 @@ impl Hello {
             server_max: reply.protocol_max,
         };
         match check_outcome(reply.outcome.as_ref()) {
-            Err(refusal) if refusal.code == v1::Code::Protocol => return Err(no_common.into()),
+            // A server that does not say what it speaks has words that do.
+            Err(refusal) if refusal.code == v1::Code::Protocol && reply.protocol_max > 0 => {
+                return Err(no_common.into());
+            }
             other => other?,
         }
         if !(request.protocol_min..=request.protocol_max).contains(&reply.protocol) {
@@ -423,6 +426,8 @@ mod tests {
         };
         let message = Hello::check(&request(), &refused).unwrap_err().to_string();
         assert!(message.contains("server 7 to 8"), "{message}");
+        let silent = v1::HelloReply { protocol_min: 0, protocol_max: 0, ..refused };
+        assert!(matches!(Hello::check(&request(), &silent), Err(HelloError::Refused(_))));
     }
 
     proptest! {
