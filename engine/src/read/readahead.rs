@@ -25,7 +25,7 @@ impl Readahead {
     pub fn observe(&mut self, offset: u64, length: u32, size: u64, limit: u64) -> Option<Range<u64>> {
         let end = offset.saturating_add(u64::from(length));
         let slack = u64::from(length) * SLACK;
-        let near = self.expected > 0 && offset.abs_diff(self.expected) <= if self.streak > 1 { slack } else { 0 };
+        let near = self.expected > 0 && offset.abs_diff(self.expected) <= if self.streak > 0 { slack } else { 0 };
         if !near {
             *self = Readahead { expected: end, ..Readahead::default() };
             return None;

@@ -196,14 +196,15 @@ impl Core {
         if !fetch.avoid.contains(&rail) {
             fetch.avoid.push(rail);
         }
-        let avoid = fetch.avoid.clone();
-        if !self.rails.other_than(now, &avoid)
-            && let Some(fetch) = self.fetches.get_mut(&id)
-        {
-            fetch.avoid.clear();
-        }
         self.counts.fetches_again += 1;
-        self.post_fetch(now, id);
+        // The same rail at once would only fail again; it may not have said yet that it is down.
+        match self.rails.choose(now, 0, &fetch.avoid) {
+            Some(other) if other != rail => self.post_fetch(now, id),
+            _ => {
+                fetch.avoid.clear();
+                self.park_fetch(now, id);
+            }
+        }
     }
 
     pub(super) fn fetch_replied(

@@ -107,6 +107,19 @@ impl Core {
     /// Plans a read, takes all the memory it needs in one step, and sends its fetches and its check. False: there is no
     /// room now; it holds nothing.
     fn admit(&mut self, now: Time, id: u64) -> bool {
+        if self.try_admit(now, id) {
+            return true;
+        }
+        // What it found in the cache may stand in the way of what it lacks. When nothing is in flight, nothing else will
+        // make room: let the cache go and fetch it all.
+        if !self.flights.is_empty() {
+            return false;
+        }
+        while self.cache.evict() {}
+        self.try_admit(now, id)
+    }
+
+    fn try_admit(&mut self, now: Time, id: u64) -> bool {
         let Some(read) = self.reads.get(&id) else { return true };
         let (object, bytes, checked) = (read.object.clone(), read.bytes.clone(), read.checked);
         let (version, striping) = (object.descriptor.version, object.descriptor.striping);

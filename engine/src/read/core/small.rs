@@ -177,9 +177,6 @@ impl Core {
         if !small.avoid.contains(&rail) {
             small.avoid.push(rail);
         }
-        if !self.rails.other_than(now, &small.avoid) {
-            small.avoid.clear();
-        }
         // A proof is void in another incarnation: then the name has to be looked up.
         let incarnation = self.session.scope.incarnation;
         let void = |member: &Member| member.proof.incarnation != incarnation;
@@ -195,8 +192,10 @@ impl Core {
             }
             return;
         }
-        if self.rails.choose(now, 0, &[rail]).is_some_and(|other| other != rail) {
-            self.post_small(now, id);
+        // The same rail at once would only fail again; it may not have said yet that it is down.
+        match self.rails.choose(now, 0, &small.avoid) {
+            Some(other) if other != rail => self.post_small(now, id),
+            _ => small.avoid.clear(),
         }
     }
 
