@@ -3,12 +3,24 @@
 //! Calls with a `done` never block: it is called once, on this thread or on one of the client's, by the deadline at the
 //! latest. Calls without block by at most their deadline (never use them on a FUSE thread).
 
+use crate::clock::Clock;
+use crate::control::{Control, ControlConfig, Session};
 use crate::error::{Error, Result};
+use crate::memory::Arena;
+use crate::put::{self, Puts};
+use crate::rail::tcp::{Limits, RailConfig, TcpRail};
+use crate::read::core::{self, Core};
+use crate::read::driver::Driver;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof};
+use railfs_proto::hello::{Listener, Transport};
 use railfs_proto::name::ObjectName;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// What is left for the first rail to come up, however long hello took.
+const FIRST_RAIL: Duration = Duration::from_millis(500);
 
 /// How to reach a store and what to use for it.
 #[derive(Clone, Debug)]
@@ -209,52 +221,278 @@ pub struct Status {
 }
 
 /// The client. One per mount or command.
-#[derive(Debug)]
-pub struct Client {}
+pub struct Client {
+    config: Config,
+    clock: Clock,
+    arena: Arena,
+    control: Arc<Control>,
+    driver: Arc<Driver>,
+    puts: Arc<Puts>,
+    rails: Mutex<Vec<RailEntry>>,
+    runtime: Mutex<Option<tokio::runtime::Runtime>>,
+    handle: tokio::runtime::Handle,
+}
+
+/// A rail in use: what the server said of its listener, and its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RailEntry {
+    listener: Listener,
+    address: String,
+    number: usize,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn io(what: &str) -> impl Fn(std::io::Error) -> Error + '_ {
+    move |error| Error::Io { what: what.to_owned(), detail: error.to_string() }
+}
 
 impl Client {
     /// Says hello and brings up at least one rail, within `connect_deadline`.
-    pub fn connect(_config: Config) -> Result<Arc<Client>> {
-        Err(Error::Closed)
+    pub fn connect(config: Config) -> Result<Arc<Client>> {
+        let started = Instant::now();
+        let clock = Clock::start();
+        let arena = Arena::new(config.arena)
+            .map_err(|error| Error::Invalid(format!("arena of {} bytes: {error}", config.arena)))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("railfs-control")
+            .enable_all()
+            .build()
+            .map_err(io("starting the control threads"))?;
+        let handle = runtime.handle().clone();
+        let (renew, mut renewals) = tokio::sync::mpsc::channel::<()>(1);
+        let core = Core::new(arena.clone(), config.readahead);
+        // One renewal at a time: what does not fit into the channel is already on its way.
+        let wake = Box::new(move || drop(renew.try_send(())));
+        let driver = Driver::start(core, clock, config.workers, wake).map_err(io("starting threads"))?;
+        let client = Arc::new_cyclic(|weak: &Weak<Client>| {
+            let on_session = weak.clone();
+            let control = Control::new(
+                ControlConfig::from(&config),
+                handle.clone(),
+                Box::new(move |session| {
+                    if let Some(client) = on_session.upgrade() {
+                        // Rails are closed and opened there, which takes a moment: not on the runtime's thread.
+                        let _ = std::thread::Builder::new()
+                            .name("railfs-session".into())
+                            .spawn(move || client.on_session(&session));
+                    }
+                }),
+            );
+            Client {
+                clock,
+                arena,
+                control,
+                driver,
+                puts: Puts::new(),
+                rails: Mutex::new(Vec::new()),
+                runtime: Mutex::new(Some(runtime)),
+                handle: handle.clone(),
+                config,
+            }
+        });
+        let renewing = Arc::downgrade(&client);
+        handle.spawn(async move {
+            while renewals.recv().await.is_some() {
+                let Some(control) = renewing.upgrade().map(|client| client.control.clone()) else { return };
+                if let Err(error) = control.connect().await {
+                    tracing::warn!(%error, "the server cannot be reached again yet");
+                }
+            }
+        });
+        let connected = client.handle.block_on(client.control.connect()).and_then(|session| {
+            client.on_session(&session);
+            let left = client.config.connect_deadline.saturating_sub(started.elapsed()).max(FIRST_RAIL);
+            if client.driver.wait_for_rail(left) {
+                return Ok(());
+            }
+            let detail = client.driver.inspect(|core, _| core.rails_down());
+            Err(Error::Unreachable { peer: session.control.clone(), detail })
+        });
+        match connected {
+            Ok(()) => Ok(client),
+            Err(error) => {
+                client.close();
+                Err(error)
+            }
+        }
     }
+
+    /// A new session: rails to listeners that are as before stay (they join again by themselves), others go and come.
+    fn on_session(&self, session: &Session) {
+        let mut rails = lock(&self.rails);
+        // A later session may have come while this one waited for the lock.
+        if self.control.session().is_some_and(|now| !now.is_same(session)) {
+            return;
+        }
+        self.driver.session(core::Session { scope: session.scope(), max_fetch: session.max_fetch_bytes });
+        let mut offered: Vec<(&Listener, SocketAddr)> = Vec::new();
+        for listener in &session.listeners {
+            match &listener.transport {
+                Transport::Tcp(address) => offered.push((listener, *address)),
+                Transport::Other { name, address } => {
+                    tracing::warn!(
+                        transport = name,
+                        address,
+                        "the server offers a rail of a kind that this client lacks"
+                    );
+                }
+            }
+        }
+        let gone: Vec<RailEntry> = rails
+            .iter()
+            .filter(|rail| !offered.iter().any(|(listener, _)| **listener == rail.listener))
+            .cloned()
+            .collect();
+        for rail in &gone {
+            self.driver.remove_rail(rail.number);
+        }
+        rails.retain(|rail| !gone.contains(rail));
+        for (listener, remote) in offered {
+            if rails.iter().any(|rail| rail.listener == *listener) {
+                continue;
+            }
+            let name = format!("{} {remote}", listener.fabric);
+            let mut seed = [0u8; 8];
+            let _ = getrandom::fill(&mut seed);
+            let config = RailConfig {
+                name: name.clone(),
+                remote,
+                local: None,
+                listener: listener.id,
+                limits: Limits::default(),
+                seed: u64::from_le_bytes(seed),
+            };
+            let started = self.driver.add_rail(&name, |events| {
+                TcpRail::start(config, self.clock, self.control.clone(), self.puts.clone(), events)
+                    .map(|rail| rail as Arc<dyn crate::rail::Rail>)
+            });
+            match started {
+                Ok(number) => rails.push(RailEntry { listener: listener.clone(), address: remote.to_string(), number }),
+                Err(error) => tracing::error!(rail = name, %error, "the rail's threads cannot be started"),
+            }
+        }
+    }
+
     /// What the name means now (strict: the answer was true after the call began).
-    pub fn lookup(&self, _name: &ObjectName, done: Done<Found>) {
-        done(Err(Error::Closed))
+    pub fn lookup(&self, name: &ObjectName, done: Done<Found>) {
+        self.driver.lookup(name, self.config.metadata_deadline, done);
     }
+
     /// One page of a list. `NotFound` when nobody ever wrote to the namespace.
-    pub fn list(&self, _query: ListQuery, done: Done<Listing>) {
-        done(Err(Error::Closed))
+    pub fn list(&self, query: ListQuery, done: Done<Listing>) {
+        self.call(done, move |control| async move { control.list(&query).await });
     }
+
+    fn call<T, F>(&self, done: Done<T>, run: impl FnOnce(Arc<Control>) -> F + Send + 'static)
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        if lock(&self.runtime).is_none() {
+            return done(Err(Error::Closed));
+        }
+        let (control, limit) = (self.control.clone(), self.config.metadata_deadline);
+        self.handle.spawn(async move {
+            let result = tokio::time::timeout(limit, run(control)).await;
+            let late =
+                || Err(Error::TimedOut { what: "control connection".into(), after: limit, detail: String::new() });
+            done(result.unwrap_or_else(|_| late()));
+        });
+    }
+
     /// Whether the object's version is current, by a check that begins now. `Stale` when it is not.
-    pub fn check(&self, _object: &Arc<Object>, done: Done<()>) {
-        done(Err(Error::Closed))
+    pub fn check(&self, object: &Arc<Object>, done: Done<()>) {
+        self.driver.check(object, self.config.metadata_deadline, done);
     }
+
     /// Reads. `handle` tells readers apart (readahead, fairness). The reply may be called before this returns.
-    pub fn read(&self, _object: &Arc<Object>, _handle: u64, _offset: u64, _length: u32, reply: ReadReply) {
-        reply(Err(Error::Closed))
+    pub fn read(&self, object: &Arc<Object>, handle: u64, offset: u64, length: u32, reply: ReadReply) {
+        self.driver.read(object, handle, offset, length, self.config.read_deadline, reply);
     }
+
     /// The handle is closed: what was read ahead for it is no longer wanted.
-    pub fn release(&self, _handle: u64) {}
+    pub fn release(&self, handle: u64) {
+        self.driver.release(handle);
+    }
+
     /// Puts and waits until the object is durable and visible.
-    pub fn put(&self, _name: &ObjectName, _source: Arc<dyn Source>, _options: PutOptions) -> Result<PutDone> {
-        Err(Error::Closed)
+    pub fn put(&self, name: &ObjectName, source: Arc<dyn Source>, options: PutOptions) -> Result<PutDone> {
+        self.handle.block_on(put::put(&self.control, &self.puts, name, source, options))
     }
+
     /// Deletes; returns the version that was there.
-    pub fn delete(&self, _name: &ObjectName, _if_version: Option<u64>) -> Result<u64> {
-        Err(Error::Closed)
+    pub fn delete(&self, name: &ObjectName, if_version: Option<u64>) -> Result<u64> {
+        let mut request = [0u8; 16];
+        getrandom::fill(&mut request)
+            .map_err(|error| Error::Io { what: "random bytes".into(), detail: error.to_string() })?;
+        self.handle.block_on(self.control.delete(name, request, if_version))
     }
+
     /// The server's own account.
     pub fn server_status(&self) -> Result<railfs_proto::v1::StatusReply> {
-        Err(Error::Closed)
+        Self::wait(|done| self.server_status_then(done))
     }
+
     /// The server's account without blocking (for statfs).
     pub fn server_status_then(&self, done: Done<railfs_proto::v1::StatusReply>) {
-        done(Err(Error::Closed))
+        self.call(done, |control| async move { control.status().await });
     }
+
     /// This client's account. Never blocks on the network.
     pub fn status(&self) -> Status {
-        Status::default()
+        let session = self.control.session();
+        let rails = lock(&self.rails).clone();
+        let rail_status = |entry: &RailEntry| {
+            let (state, reason, bandwidth, bad_pages) =
+                self.driver.inspect(|core, now| core.rails().describe(entry.number, now));
+            RailStatus {
+                name: format!("{} {}", entry.listener.fabric, entry.address),
+                address: entry.address.clone(),
+                fabric: entry.listener.fabric.clone(),
+                transport: "tcp".into(),
+                state,
+                reason,
+                counters: self.driver.rail(entry.number).map(|rail| rail.counters()).unwrap_or_default(),
+                bandwidth,
+                bad_pages,
+            }
+        };
+        let (counts, cached_bytes, activity, committed) = self
+            .driver
+            .inspect(|core, _| (core.counts(), core.cached_bytes(), core.activity(), core.committed_bytes()));
+        let [reads, fetches, checks, waiting] = activity;
+        let mut counters = counts.named();
+        counters.extend([
+            ("reads_inline", self.driver.inline_answers()),
+            ("reads_now", reads),
+            ("fetches_now", fetches),
+            ("checks_now", checks),
+            ("reads_waiting_now", waiting),
+            ("committed_bytes_now", committed),
+            ("put_bytes_now", self.puts.in_flight()),
+        ]);
+        Status {
+            store: session.as_ref().map_or_else(String::new, |session| session.store.to_string()),
+            node: session.as_ref().map_or_else(String::new, |session| session.node.clone()),
+            incarnation: session.as_ref().map_or(0, |session| session.incarnation),
+            control: self.control.address().unwrap_or_default(),
+            rails: rails.iter().map(rail_status).collect(),
+            arena: self.arena.stats(),
+            cached_bytes,
+            counters,
+        }
     }
+
     /// Waits for a call that takes a `done`.
     pub fn wait<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T> {
         let (send, receive) = std::sync::mpsc::sync_channel(1);
@@ -263,6 +501,20 @@ impl Client {
         }));
         receive.recv().unwrap_or(Err(Error::Closed))
     }
+
     /// Ends everything within a second or two: what is in flight fails, memory is released.
-    pub fn close(&self) {}
+    pub fn close(&self) {
+        self.control.close();
+        self.driver.close();
+        self.puts.close();
+        if let Some(runtime) = lock(&self.runtime).take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.close();
+    }
 }

@@ -141,6 +141,30 @@ pub struct Counts {
     pub bytes_read: u64,
 }
 
+impl Counts {
+    /// Names and values.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("reads", self.reads),
+            ("reads_ok", self.reads_ok),
+            ("reads_failed", self.reads_failed),
+            ("reads_stale", self.reads_stale),
+            ("reads_warm", self.reads_warm),
+            ("reads_waited", self.reads_waited),
+            ("fetches", self.fetches),
+            ("fetches_ahead", self.fetches_ahead),
+            ("fetches_again", self.fetches_again),
+            ("check_frames", self.check_frames),
+            ("checks_by_fetch", self.checks_by_fetch),
+            ("rechecks", self.rechecks),
+            ("bad_pages", self.bad_pages),
+            ("stale_replies", self.stale_replies),
+            ("bytes_landed", self.bytes_landed),
+            ("bytes_read", self.bytes_read),
+        ]
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flight {
     Fetch(u64),

@@ -205,6 +205,25 @@ impl Rails {
         }
     }
 
+    /// For status: state, why it is not up, measured bytes a second, bad pages.
+    pub fn describe(&self, rail: usize, now: Time) -> (String, String, u64, u64) {
+        let Some(view) = self.list.get(rail) else { return Default::default() };
+        let state = match self.health(rail, now) {
+            Health::Connecting => "connecting",
+            Health::Up => "up",
+            Health::Suspect => "suspect",
+            Health::Probing => "probing",
+            Health::Down => "down",
+        };
+        let reason = match (&view.reason.dead, view.reason.silent, view.reason.wrong_until) {
+            (Some(why), _, _) => why.clone(),
+            (None, true, _) => "silent".to_owned(),
+            (None, false, Some(until)) if until > now => "brought wrong bytes".to_owned(),
+            _ => String::new(),
+        };
+        (state.to_owned(), reason, view.bandwidth, view.bad_pages)
+    }
+
     /// How many there are, removed ones included.
     pub fn len(&self) -> usize {
         self.list.len()

@@ -282,7 +282,7 @@ impl Core {
     }
 
     /// What is known of why no rail is up.
-    pub(super) fn rails_down(&self) -> String {
+    pub fn rails_down(&self) -> String {
         let reasons: Vec<String> = (0..self.rails.len())
             .filter_map(|rail| self.rails.view(rail).filter(|view| !view.removed))
             .map(|view| format!("rail {}: {}", view.name, view.reason.dead.as_deref().unwrap_or("connecting")))
