@@ -6,9 +6,14 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod cli;
 pub mod errno;
+pub mod failure;
 pub mod fuse;
+mod hash;
+pub mod mount;
 pub mod ops;
+pub mod status;
 
 #[cfg(test)]
 use backend as railfs_backend;

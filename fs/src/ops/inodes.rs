@@ -82,17 +82,10 @@ pub struct Inodes {
     state: Mutex<State>,
 }
 
-/// FNV-1a with a final mix: the same number in every run and build.
-fn path_hash(path: &[u8]) -> u64 {
-    let mut hash = path.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    hash ^ (hash >> 32)
-}
-
 impl Inodes {
     /// A table whose root is this directory (`None`: the whole namespace).
     pub fn new(root: Option<Key>) -> Inodes {
-        Inodes::with_hash(root, path_hash)
+        Inodes::with_hash(root, crate::hash::bytes)
     }
 
     /// The same, with another hash (to try collisions).

@@ -1,0 +1,375 @@
+//! What people type.
+//!
+//! Guarantees: a failure is one line on standard error, "railfs: " and what to do, and an exit code (0 done, 1 failed,
+//! 2 usage or configuration, 3 not found, 4 conflict, 5 unreachable); a reader of standard output that goes away ends the
+//! command without a word.
+
+mod format;
+mod get;
+mod objects;
+mod put;
+mod show;
+mod walk;
+
+use crate::backend::Backend;
+use crate::failure::{Failure, io};
+use crate::mount::options::Options;
+use crate::mount::{daemon, launch, place, runtime, umount};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use railfs_engine::client::{Client, Config};
+use railfs_proto::url::Url;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// What the log shows, as `tracing` filters are written.
+const LOG_VARIABLE: &str = "RAILFS_LOG";
+/// Bytes of transfer memory of a command that is not a mount.
+const COMMAND_ARENA: u64 = 64 << 20;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "railfs",
+    version,
+    about = "Mounts striped objects as a directory, and puts, gets and lists them",
+    after_help = "A URL is railfs://HOST[:PORT]/NAMESPACE[/KEY]; a '/' at its end means the directory.\n\
+                  Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 conflict, 5 unreachable.\n\
+                  RAILFS_LOG sets what is logged (\"debug\"), RAILFS_RUNTIME_DIR where mounts keep locks and sockets."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Mount a namespace, or what lies below a key, read-only; returns when the mount answers
+    Mount(MountArguments),
+    /// Unmount, and wait until the mount's daemon is gone
+    Umount {
+        /// Where
+        mountpoint: PathBuf,
+        /// Also while programs use it: they keep what they have open, until they close it
+        #[arg(short, long)]
+        lazy: bool,
+    },
+    /// Put a file, or (below the URL) everything in a directory, as `cp -rL` would
+    Put(PutArguments),
+    /// Get an object's bytes
+    Get {
+        /// Which object
+        url: String,
+        /// A file or directory to write to; - for standard output
+        file: PathBuf,
+    },
+    /// List a directory, or show one object
+    Ls {
+        /// What
+        url: String,
+        /// Mode, size, time (UTC) and version too
+        #[arg(short)]
+        long: bool,
+        /// Everything below, not only the next level
+        #[arg(short = 'R')]
+        recursive: bool,
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one object: version, attributes, layout, where its components lie
+    Stat {
+        /// Which
+        url: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete one object
+    Rm {
+        /// Which
+        url: String,
+        /// Only if this version is current
+        #[arg(long, value_name = "VERSION")]
+        if_version: Option<u64>,
+    },
+    /// Show rails, memory, cache and directories: of a mount, of a server, or of every mount of this user
+    Status {
+        /// A mount point or a URL
+        target: Option<PathBuf>,
+        /// As JSON (of every mount: an array)
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+struct MountArguments {
+    /// What to mount
+    url: String,
+    /// An empty directory
+    mountpoint: PathBuf,
+    /// Stay in front, log to standard error
+    #[arg(short)]
+    foreground: bool,
+    /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, io=direct, arena=SIZE,
+    /// threads=N, workers=N, readahead=SIZE, read_timeout=TIME, metadata_timeout=TIME, connect_timeout=TIME,
+    /// metadata_ttl=TIME, log=FILE
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// This is the daemon; its log's path
+    #[arg(long = "serve-with-log", hide = true)]
+    serve_with_log: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct PutArguments {
+    /// A file or a directory
+    source: PathBuf,
+    /// Where to; with a '/' at the end, or no key, a file keeps its name
+    url: String,
+    /// Only if nothing has this name yet
+    #[arg(long, conflicts_with = "if_version")]
+    if_absent: bool,
+    /// Only if this version is current
+    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u64).range(1..))]
+    if_version: Option<u64>,
+    /// Bytes of a stripe (server's default if left out)
+    #[arg(long, value_name = "SIZE")]
+    stripe_size: Option<String>,
+    /// Bytes of a page, the unit of checksum (server's default if left out)
+    #[arg(long, value_name = "SIZE")]
+    page_size: Option<String>,
+    /// Stripe directories to spread over (server's default if left out)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    width: Option<u32>,
+}
+
+/// Runs a command line, `railfs` itself first.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("railfs: {}", failure.message);
+            }
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn usage(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(2)
+        }
+        _ => {
+            let text = error.to_string();
+            let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+            let first = lines.next().unwrap_or("wrong arguments");
+            let rest: Vec<&str> = lines.take_while(|line| !line.starts_with("Usage") && !line.starts_with("For more")).collect();
+            let first = first.strip_prefix("error: ").unwrap_or(first);
+            eprintln!("railfs: {}; see `railfs --help`", [&[first], &*rest].concat().join(" "));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Mount(arguments) => mount(&arguments),
+        Command::Umount { mountpoint, lazy } => umount::umount(&mountpoint, lazy),
+        Command::Put(arguments) => {
+            quiet_log();
+            let url = parse(&arguments.url)?;
+            put::put(&arguments.source, &url, &put_settings(&arguments)?)
+        }
+        Command::Get { url, file } => {
+            quiet_log();
+            get::get(&parse(&url)?, &file)
+        }
+        Command::Ls { url, long, recursive, json } => {
+            quiet_log();
+            objects::ls(&parse(&url)?, long, recursive, json)
+        }
+        Command::Stat { url, json } => {
+            quiet_log();
+            objects::stat(&parse(&url)?, json)
+        }
+        Command::Rm { url, if_version } => {
+            quiet_log();
+            objects::rm(&parse(&url)?, if_version)
+        }
+        Command::Status { target, json } => {
+            quiet_log();
+            status(target.as_deref(), json)
+        }
+    }
+}
+
+fn parse(url: &str) -> Result<Url, Failure> {
+    Url::parse(url).map_err(|error| Failure::usage(error.to_string()))
+}
+
+fn connect(url: &Url) -> Result<Arc<Client>, Failure> {
+    let config = Config { addresses: vec![url.address()], arena: COMMAND_ARENA, readahead: 0, ..Config::default() };
+    Ok(Client::connect(config)?)
+}
+
+fn put_settings(arguments: &PutArguments) -> Result<put::Settings, Failure> {
+    let size = |name: &str, text: &Option<String>| match text {
+        None => Ok(0),
+        Some(text) => {
+            let size = railfs_proto::units::parse_size(text).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+            u32::try_from(size).map_err(|_| Failure::usage(format!("{name}: {text} is too large")))
+        }
+    };
+    Ok(put::Settings {
+        stripe_size: size("--stripe-size", &arguments.stripe_size)?,
+        page_size: size("--page-size", &arguments.page_size)?,
+        width: arguments.width.unwrap_or(0),
+        if_version: if arguments.if_absent { Some(0) } else { arguments.if_version },
+    })
+}
+
+// -- mount --
+
+fn mount(arguments: &MountArguments) -> Result<(), Failure> {
+    let Some(log) = &arguments.serve_with_log else { return start(arguments) };
+    let result = launch::become_daemon().and_then(|()| {
+        log_to_stderr();
+        serve(arguments, Some(log.clone()), launch::say_ready)
+    });
+    if let Err(failure) = &result {
+        tracing::error!("{failure}");
+        launch::say_failed(failure);
+        return Err(Failure { message: String::new(), ..failure.clone() });
+    }
+    result
+}
+
+fn start(arguments: &MountArguments) -> Result<(), Failure> {
+    let options = Options::parse(&arguments.options)?;
+    let url = parse(&arguments.url)?;
+    let log = options.log.as_ref().map(std::path::absolute).transpose().map_err(|error| io("log", &error))?;
+    if arguments.foreground {
+        if let Some(log) = &log {
+            let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+            let file = file.map_err(|error| io(log.display(), &error))?;
+            rustix::stdio::dup2_stderr(file).map_err(|error| io(log.display(), &error.into()))?;
+        }
+        log_to_stderr();
+        return serve(arguments, log, || {});
+    }
+    let point = place::resolve(&arguments.mountpoint)?;
+    let files = runtime::files(&point)?;
+    let log = log.unwrap_or(files.log);
+    launch::launch(&url.to_string(), &point, &arguments.options, &options, &log)
+}
+
+fn serve(arguments: &MountArguments, log: Option<PathBuf>, ready: impl FnOnce()) -> Result<(), Failure> {
+    let options = Options::parse(&arguments.options)?;
+    let point = place::resolve(&arguments.mountpoint)?;
+    let job = daemon::Job { url: parse(&arguments.url)?, point, options, log };
+    daemon::run(&job, |config| Client::connect(config).map(|client| -> Arc<dyn Backend> { client }), ready)
+}
+
+/// A daemon's log: what happens to it, one line each.
+fn log_to_stderr() {
+    init_log("info,fuser=error");
+}
+
+/// A command's: only what is wrong.
+fn quiet_log() {
+    init_log("error");
+}
+
+fn init_log(default: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_VARIABLE)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    // Somebody else's subscriber (in a test) is as good.
+    let _ = subscriber.with_target(false).try_init();
+}
+
+// -- status --
+
+fn status(target: Option<&Path>, json: bool) -> Result<(), Failure> {
+    let Some(target) = target else { return status_of_all(json) };
+    let document = match target.to_str().filter(|text| text.contains("://")) {
+        Some(url) => {
+            let client = connect(&parse(url)?)?;
+            let server = client.server_status();
+            let document = crate::status::Document::new(client.status(), &server);
+            client.close();
+            document
+        }
+        None => {
+            let point = place::resolve(target)?;
+            let files = runtime::files(&point)?;
+            if runtime::holder(&files.lock).is_none() {
+                return Err(Failure::failed(format!(
+                    "{} is not a mount of this user that lives (`railfs status` lists those)",
+                    point.display()
+                )));
+            }
+            crate::mount::control::ask_status(&files.socket)?
+        }
+    };
+    show::document(&document, json)
+}
+
+fn status_of_all(json: bool) -> Result<(), Failure> {
+    let mut documents = Vec::new();
+    let mut silent = 0;
+    for (holder, files) in runtime::holders()? {
+        match crate::mount::control::ask_status(&files.socket) {
+            Ok(document) => documents.push(document),
+            Err(failure) => {
+                silent += 1;
+                eprintln!("railfs: {} (process {}): {failure}", holder.mountpoint, holder.pid);
+            }
+        }
+    }
+    show::documents(&documents, json)?;
+    if silent > 0 {
+        return Err(Failure::failed(format!("{silent} mounts do not answer")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+        assert!(Cli::try_parse_from(["railfs", "put", "f", "u", "--if-absent", "--if-version", "3"]).is_err());
+        assert!(Cli::try_parse_from(["railfs", "mount", "u", "m", "-f", "-o", "ro,arena=1GiB", "-o", "threads=2"]).is_ok());
+    }
+
+    #[test]
+    fn sizes_of_a_put() {
+        let parse = |arguments: &[&str]| match Cli::try_parse_from([&["railfs", "put", "f", "u"], arguments].concat()) {
+            Ok(Cli { command: Command::Put(arguments) }) => put_settings(&arguments),
+            other => panic!("{other:?}"),
+        };
+        let settings = parse(&["--stripe-size", "4MiB", "--page-size", "64 KiB", "--width", "2", "--if-absent"]).unwrap();
+        assert_eq!((settings.stripe_size, settings.page_size, settings.width), (4 << 20, 64 << 10, 2));
+        assert_eq!(settings.if_version, Some(0));
+        assert_eq!(parse(&["--stripe-size", "4 GiB"]).unwrap_err().code, 2);
+        assert_eq!(parse(&["--if-version", "7"]).unwrap().if_version, Some(7));
+    }
+}

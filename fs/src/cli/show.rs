@@ -1,0 +1,179 @@
+//! `railfs status` on the screen.
+//!
+//! Guarantees: what is degraded is always shown; JSON is the document as it is.
+
+use super::format::{duration, size};
+use crate::failure::Failure;
+use crate::status::Document;
+use std::fmt::Write as _;
+use std::io::Write;
+
+/// Standard output failed: nothing is said of a reader that went away.
+pub fn end_of_output(error: &std::io::Error) -> Failure {
+    if error.kind() == std::io::ErrorKind::BrokenPipe {
+        return Failure::failed("");
+    }
+    Failure::failed(format!("standard output: {error}"))
+}
+
+/// Shows one.
+///
+/// # Errors
+/// Standard output failed.
+pub fn document(document: &Document, json: bool) -> Result<(), Failure> {
+    if json { print_json(document) } else { print(&text(document)) }
+}
+
+/// Shows all.
+///
+/// # Errors
+/// Standard output failed.
+pub fn documents(documents: &[Document], json: bool) -> Result<(), Failure> {
+    if json {
+        return print_json(documents);
+    }
+    if documents.is_empty() {
+        return print("no mounts\n");
+    }
+    let all: Vec<String> = documents.iter().map(text).collect();
+    print(&all.join("\n"))
+}
+
+fn print_json(value: &(impl serde::Serialize + ?Sized)) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::failed(format!("JSON: {error}")))?;
+    print(&(text + "\n"))
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| end_of_output(&error))
+}
+
+fn text(document: &Document) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = lines(document, &mut out);
+    out
+}
+
+fn lines(document: &Document, out: &mut String) -> std::fmt::Result {
+    if let Some(mount) = &document.mount {
+        writeln!(out, "{} at {}", mount.url, mount.mountpoint)?;
+        let up = duration(mount.uptime_seconds);
+        let log = if mount.log.is_empty() { "standard error" } else { &mount.log };
+        writeln!(out, "  process {} for {up}, log: {log}", mount.pid)?;
+        writeln!(
+            out,
+            "  open: {} files, {} directories; {} requests under way; {} inodes",
+            mount.open_files, mount.open_directories, mount.in_flight, mount.inodes
+        )?;
+        for line in &mount.degraded {
+            writeln!(out, "  degraded: {line}")?;
+        }
+    }
+    let control = if document.control.is_empty() { "none" } else { &document.control };
+    writeln!(
+        out,
+        "  store {}, node {} (run {}), control address {control}",
+        document.store, document.node, document.incarnation
+    )?;
+    for rail in &document.rails {
+        write!(
+            out,
+            "  rail {} ({}): {}, received {}, sent {}, {} in flight, {} failed, up {} times",
+            rail.name,
+            rail.transport,
+            rail.state,
+            size(rail.bytes_received),
+            size(rail.bytes_sent),
+            rail.in_flight,
+            rail.failed,
+            rail.connects
+        )?;
+        if rail.bandwidth > 0 {
+            write!(out, ", {}/s", size(rail.bandwidth))?;
+        }
+        if rail.bad_pages > 0 {
+            write!(out, ", {} BAD PAGES", rail.bad_pages)?;
+        }
+        if !rail.reason.is_empty() {
+            write!(out, " ({})", rail.reason)?;
+        }
+        writeln!(out)?;
+    }
+    let arena = &document.arena;
+    writeln!(
+        out,
+        "  memory: arena {}, free {}, exposed {}, quarantined {}; cache {}",
+        size(arena.total),
+        size(arena.free),
+        size(arena.exposed),
+        size(arena.quarantined),
+        size(document.cached_bytes)
+    )?;
+    if let Some(error) = &document.server_error {
+        writeln!(out, "  server: {error}")?;
+    }
+    if let Some(server) = &document.server {
+        writeln!(
+            out,
+            "  server: {} for {}, {} objects, {} clients, {} puts, memory {} of {}, publishing {}",
+            server.software,
+            duration(server.uptime_seconds),
+            server.objects,
+            server.sessions,
+            server.puts,
+            size(server.memory_used_bytes),
+            size(server.memory_limit_bytes),
+            server.publishing
+        )?;
+    }
+    for directory in &document.directories {
+        writeln!(
+            out,
+            "  directory {}: {}, {} free of {}{} ({})",
+            directory.path,
+            directory.state,
+            size(directory.available_bytes),
+            size(directory.total_bytes),
+            if directory.holds_log { ", holds the log" } else { "" },
+            directory.id
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::{Directory, Mount, Rail};
+
+    #[test]
+    fn what_is_degraded_is_shown() {
+        let rail = Rail {
+            name: "a 1:2".to_owned(),
+            state: "down".to_owned(),
+            reason: "refused".to_owned(),
+            bad_pages: 3,
+            ..Rail::default()
+        };
+        let mount = Mount { degraded: vec!["rail a 1:2 is down".to_owned()], ..Mount::default() };
+        let document = Document {
+            rails: vec![rail],
+            directories: vec![Directory { path: "/d1".to_owned(), state: "suspect".to_owned(), ..Directory::default() }],
+            server_error: Some("h:1 cannot be reached: refused".to_owned()),
+            mount: Some(mount),
+            ..Document::default()
+        };
+        let text = text(&document);
+        for word in ["degraded: rail a", "down, received", "(refused)", "3 BAD PAGES", "server: h:1", "/d1: suspect"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_went_away_is_not_talked_about() {
+        assert_eq!(end_of_output(&std::io::ErrorKind::BrokenPipe.into()).message, "");
+        assert!(!end_of_output(&std::io::ErrorKind::Other.into()).message.is_empty());
+    }
+}

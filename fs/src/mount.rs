@@ -1,0 +1,16 @@
+//! The life of a mount.
+//!
+//! Guarantees: a place has one daemon at a time; `railfs mount` returns when the mount answers, or with the daemon's own
+//! error; a signal or an unmount from outside ends the daemon in bounded time, with its mount, files and memory gone; the
+//! daemon never walks into its own mount.
+
+pub mod control;
+pub mod daemon;
+pub mod kernel;
+pub mod launch;
+pub mod options;
+pub mod place;
+pub mod runtime;
+pub mod session;
+pub mod table;
+pub mod umount;

@@ -1,0 +1,326 @@
+//! The options of a mount (`-o`).
+//!
+//! Guarantees: pure; an option exists only if it acts; nothing is tolerated in silence: an unknown key, a value that is
+//! missing, out of range or not wanted is an error that says what would be right.
+
+use crate::failure::Failure;
+use crate::ops::MAX_READ;
+use railfs_engine::client::Config;
+use railfs_proto::limits::MAX_PAGE;
+use railfs_proto::units::{format_size, parse_duration, parse_size};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Every key, as it is listed in messages.
+const KEYS: [&str; 17] = [
+    "ro",
+    "nosuid",
+    "nodev",
+    "noexec",
+    "allow_other",
+    "default_permissions",
+    "nonempty",
+    "io",
+    "arena",
+    "threads",
+    "workers",
+    "readahead",
+    "read_timeout",
+    "metadata_timeout",
+    "connect_timeout",
+    "metadata_ttl",
+    "log",
+];
+
+/// How a mount is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Other users than the mounting one may use it. The kernel then checks permissions.
+    pub allow_other: bool,
+    /// The kernel checks modes.
+    pub default_permissions: bool,
+    /// Mount over a directory that is not empty.
+    pub nonempty: bool,
+    /// Nothing may be executed.
+    pub noexec: bool,
+    /// Bytes of the arena.
+    pub arena: u64,
+    /// FUSE threads, 1 to 64.
+    pub threads: usize,
+    /// Threads that verify and answer, 1 to 64.
+    pub workers: usize,
+    /// Bytes read ahead at most per sequential reader; 0: none.
+    pub readahead: u64,
+    /// A read's limit.
+    pub read_timeout: Duration,
+    /// A lookup's, list's and check's limit.
+    pub metadata_timeout: Duration,
+    /// The limit of connecting.
+    pub connect_timeout: Duration,
+    /// How long the kernel may trust a file's attributes; 0: every `stat` is a check.
+    pub metadata_ttl: Duration,
+    /// Where the daemon's log goes; `None`: to a file beside its lock, or with `-f` to standard error.
+    pub log: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let client = Config::default();
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Options {
+            allow_other: false,
+            default_permissions: false,
+            nonempty: false,
+            noexec: false,
+            arena: client.arena,
+            threads: cores.clamp(2, 8),
+            workers: client.workers,
+            readahead: client.readahead,
+            read_timeout: client.read_deadline,
+            metadata_timeout: client.metadata_deadline,
+            connect_timeout: client.connect_deadline,
+            metadata_ttl: Duration::from_secs(1),
+            log: None,
+        }
+    }
+}
+
+impl Options {
+    /// Parses what was given with `-o`, each a list parted by commas (`\,` for a comma in a value).
+    ///
+    /// # Errors
+    /// Exit code 2, with the nearest right key or the right values.
+    pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Options, Failure> {
+        let mut options = Options::default();
+        for list in lists {
+            for option in split(list.as_ref()) {
+                options.set(&option)?;
+            }
+        }
+        check_arena(options.arena)?;
+        Ok(options)
+    }
+
+    fn set(&mut self, option: &str) -> Result<(), Failure> {
+        let (key, value) = match option.split_once('=') {
+            Some((key, value)) => (key, Some(value)),
+            None => (option, None),
+        };
+        let wrong = |problem: String| Err(Failure::usage(format!("option {key}: {problem}")));
+        if KEYS[..7].contains(&key)
+            && let Some(value) = value
+        {
+            return wrong(format!("takes no value (\"{value}\" was given)"));
+        }
+        let value = match value {
+            Some(value) => value,
+            None if KEYS[7..].contains(&key) => return wrong(format!("needs a value, as in {key}={}", example(key))),
+            None => "",
+        };
+        match key {
+            // Always so; saying it is right.
+            "ro" | "nosuid" | "nodev" => {}
+            "noexec" => self.noexec = true,
+            "allow_other" => self.allow_other = true,
+            "default_permissions" => self.default_permissions = true,
+            "nonempty" => self.nonempty = true,
+            "io" if value == "direct" => {}
+            "io" => return wrong(format!("\"{value}\" is not available, use io=direct")),
+            "arena" => self.arena = size(key, value)?,
+            "readahead" => self.readahead = size(key, value)?,
+            "threads" => self.threads = count(key, value)?,
+            "workers" => self.workers = count(key, value)?,
+            "read_timeout" => self.read_timeout = time(key, value, Duration::from_millis(100))?,
+            "metadata_timeout" => self.metadata_timeout = time(key, value, Duration::from_millis(100))?,
+            "connect_timeout" => self.connect_timeout = time(key, value, Duration::from_millis(100))?,
+            "metadata_ttl" => self.metadata_ttl = time(key, value, Duration::ZERO)?,
+            "log" if value.is_empty() => return wrong("needs a path".to_owned()),
+            "log" => self.log = Some(PathBuf::from(value)),
+            "rw" => return Err(Failure::usage("option rw: a railfs mount is read-only, leave it out or say ro")),
+            "" => return Err(Failure::usage("an empty option: there is a comma too many after -o")),
+            _ => return Err(unknown(key)),
+        }
+        Ok(())
+    }
+
+    /// What the client is told. `address` is "host:port".
+    pub fn client_config(&self, address: String) -> Config {
+        Config {
+            addresses: vec![address],
+            arena: self.arena,
+            workers: self.workers,
+            readahead: self.readahead,
+            read_deadline: self.read_timeout,
+            metadata_deadline: self.metadata_timeout,
+            connect_deadline: self.connect_timeout,
+            ..Config::default()
+        }
+    }
+
+    /// The lines that a mount logs when it starts: what memory it will use.
+    pub fn memory_plan(&self) -> Vec<String> {
+        let least = least_arena();
+        vec![
+            format!(
+                "arena {}: at least {} = 3 x (largest READ {} + 2 pages of {})",
+                format_size(self.arena),
+                format_size(least),
+                format_size(MAX_READ.into()),
+                format_size(MAX_PAGE.into())
+            ),
+            format!(
+                "{} FUSE threads with a buffer of 16 MiB each, {} workers, readahead {} a reader",
+                self.threads,
+                self.workers,
+                format_size(self.readahead)
+            ),
+        ]
+    }
+}
+
+/// The smallest arena, bytes: three reads of the largest kind can be under way, each with a page to spare at both ends.
+pub fn least_arena() -> u64 {
+    3 * (u64::from(MAX_READ) + 2 * u64::from(MAX_PAGE))
+}
+
+fn check_arena(arena: u64) -> Result<(), Failure> {
+    let least = least_arena();
+    if arena >= least {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "option arena: {} is too small: it takes at least {} = 3 x (largest READ {} + 2 pages of {})",
+        format_size(arena),
+        format_size(least),
+        format_size(MAX_READ.into()),
+        format_size(MAX_PAGE.into())
+    )))
+}
+
+fn split(list: &str) -> Vec<String> {
+    let mut options = vec![String::new()];
+    let mut characters = list.chars();
+    while let Some(c) = characters.next() {
+        let (out, escaped) = match c {
+            '\\' => (characters.next().unwrap_or('\\'), true),
+            c => (c, false),
+        };
+        match options.last_mut() {
+            Some(option) if escaped || out != ',' => option.push(out),
+            _ => options.push(String::new()),
+        }
+    }
+    options
+}
+
+fn example(key: &str) -> &'static str {
+    match key {
+        "io" => "direct",
+        "arena" => "256MiB",
+        "readahead" => "16MiB",
+        "threads" | "workers" => "4",
+        "log" => "/var/log/railfs.log",
+        _ => "10s",
+    }
+}
+
+fn size(key: &str, value: &str) -> Result<u64, Failure> {
+    let size = parse_size(value).map_err(|error| Failure::usage(format!("option {key}: {error}")))?;
+    if size > 1 << 46 {
+        return Err(Failure::usage(format!("option {key}: {} is too large", format_size(size))));
+    }
+    Ok(size)
+}
+
+fn count(key: &str, value: &str) -> Result<usize, Failure> {
+    let count = value.parse().ok().filter(|count| (1..=64).contains(count));
+    count.ok_or_else(|| Failure::usage(format!("option {key}: \"{value}\" is not a number from 1 to 64")))
+}
+
+fn time(key: &str, value: &str, least: Duration) -> Result<Duration, Failure> {
+    let time = parse_duration(value).map_err(|error| Failure::usage(format!("option {key}: {error}")))?;
+    let most = Duration::from_secs(3600);
+    if time < least || time > most {
+        return Err(Failure::usage(format!("option {key}: {value} is not from {} ms to 1 h", least.as_millis())));
+    }
+    Ok(time)
+}
+
+fn unknown(key: &str) -> Failure {
+    let nearest = KEYS.iter().map(|known| (strsim::damerau_levenshtein(key, known), *known)).min();
+    let hint = match nearest {
+        Some((distance, known)) if distance <= 1 + known.len() / 3 => format!(", did you mean {known}?"),
+        _ => String::new(),
+    };
+    Failure::usage(format!("unknown option {key}{hint} (there are {})", KEYS.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fails(list: &str) -> String {
+        let failure = Options::parse(&[list]).unwrap_err();
+        assert_eq!(failure.code, 2);
+        failure.message
+    }
+
+    #[test]
+    fn every_key_acts() {
+        let lists = [
+            "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,io=direct,arena=64MiB,threads=3,workers=4",
+            "readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
+        ];
+        let options = Options::parse(&lists).unwrap();
+        let want = Options {
+            allow_other: true,
+            default_permissions: true,
+            nonempty: true,
+            noexec: true,
+            arena: 64 << 20,
+            threads: 3,
+            workers: 4,
+            readahead: 0,
+            read_timeout: Duration::from_secs(2),
+            metadata_timeout: Duration::from_millis(1500),
+            connect_timeout: Duration::from_secs(1),
+            metadata_ttl: Duration::ZERO,
+            log: Some(PathBuf::from("/a,b")),
+        };
+        assert_eq!(options, want);
+        let config = options.client_config("h:1".to_owned());
+        assert_eq!((config.arena, config.workers, config.readahead), (64 << 20, 4, 0));
+        assert_eq!((config.read_deadline, config.addresses), (Duration::from_secs(2), vec!["h:1".to_owned()]));
+        let none: [&str; 0] = [];
+        assert_eq!(Options::parse(&none), Ok(Options::default()));
+    }
+
+    #[test]
+    fn wrong_options_say_what_would_be_right() {
+        assert!(fails("arean=1GiB").starts_with("unknown option arean, did you mean arena?"));
+        assert!(fails("xyzzy").starts_with("unknown option xyzzy (there are ro, "));
+        assert!(fails("rw").contains("read-only"));
+        assert_eq!(fails("io=cached"), "option io: \"cached\" is not available, use io=direct");
+        assert_eq!(fails("ro=1"), "option ro: takes no value (\"1\" was given)");
+        assert_eq!(fails("arena"), "option arena: needs a value, as in arena=256MiB");
+        assert!(fails("ro,,nodev").contains("comma too many"));
+        assert!(fails("threads=0").contains("from 1 to 64"));
+        assert!(fails("threads=x").contains("from 1 to 64"));
+        assert!(fails("read_timeout=1").contains("no unit"));
+        assert!(fails("read_timeout=1ms").contains("not from 100 ms to 1 h"));
+        assert!(fails("arena=99999999TiB").contains("too large"));
+        assert!(fails("log=").contains("needs a path"));
+        assert!(fails("ro\\").starts_with("unknown option"));
+    }
+
+    #[test]
+    fn i6_an_arena_that_is_too_small_is_refused_with_the_sum() {
+        let message = fails("arena=4MiB");
+        assert_eq!(
+            message,
+            "option arena: 4 MiB is too small: it takes at least 4608 KiB = 3 x (largest READ 1 MiB + 2 pages of 256 KiB)"
+        );
+        assert!(Options::parse(&["arena=4608KiB"]).is_ok());
+        assert!(Options::default().memory_plan()[0].starts_with("arena 256 MiB: at least 4608 KiB = 3 x "));
+    }
+}

@@ -1,0 +1,49 @@
+//! `railfs umount`: takes a mount away and waits until its daemon is gone.
+//!
+//! Guarantees: touches only railfs mounts, never walks into one, and returns in bounded time.
+
+use super::{kernel, place, runtime, table};
+use crate::failure::{Failure, io};
+use kernel::UnmountError;
+use railfs_proto::limits::STOP_DEADLINE;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Unmounts; `lazy`: also while programs use it.
+///
+/// # Errors
+/// Not a railfs mount, busy, or the daemon does not end.
+pub fn umount(path: &Path, lazy: bool) -> Result<(), Failure> {
+    let point = place::resolve(path)?;
+    let shown = point.display();
+    let files = runtime::files(&point)?;
+    let mounted = table::railfs_at(&point).map_err(|error| io("/proc/self/mountinfo", &error))?;
+    let holder = runtime::holder(&files.lock);
+    if mounted.is_none() && holder.is_none() {
+        return Err(Failure::failed(format!("{shown} is not a railfs mount (`railfs status` lists those of this user)")));
+    }
+    if mounted.is_some() {
+        kernel::unmount(&point, lazy).map_err(|error| match error {
+            UnmountError::Busy => Failure::failed(format!(
+                "{shown} is busy: a program has a file or its working directory there (`fuser -vm {shown}` names it); \
+                 end it, or say --lazy"
+            )),
+            UnmountError::Other(text) => Failure::failed(format!("{shown}: {text}")),
+        })?;
+    }
+    let Some(holder) = holder else { return Ok(()) };
+    let deadline = Instant::now() + STOP_DEADLINE + Duration::from_secs(1);
+    while runtime::holder(&files.lock).is_some_and(|now| now.pid == holder.pid) {
+        if lazy && table::railfs_at(&point).is_ok_and(|mounted| mounted.is_none()) && Instant::now() > deadline {
+            return Ok(()); // Programs still have files open: the daemon serves them until they are closed.
+        }
+        if Instant::now() > deadline {
+            return Err(Failure::failed(format!(
+                "{shown} is unmounted, but process {} still runs: programs may have files open there",
+                holder.pid
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! What `railfs status` shows: one document, from a mount's control socket or made by the command itself.
+//!
+//! Guarantees: the field names are a public contract (docs/configuration.md); fields are only ever added.
+
+use crate::ops::Activity;
+use railfs_engine::client::{RailStatus, Status};
+use railfs_engine::error::Error;
+use railfs_proto::descriptor::Id;
+use railfs_proto::v1::StatusReply;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Document {
+    /// Store id, hexadecimal.
+    pub store: String,
+    /// The server's node name.
+    pub node: String,
+    /// The server's run.
+    pub incarnation: u64,
+    /// Control address in use; empty: none.
+    pub control: String,
+    /// Rails to the server.
+    pub rails: Vec<Rail>,
+    /// Transfer memory.
+    pub arena: Arena,
+    /// Bytes in the cache.
+    pub cached_bytes: u64,
+    /// By name.
+    pub counters: BTreeMap<String, u64>,
+    /// The server's stripe directories; empty when it did not answer.
+    pub directories: Vec<Directory>,
+    /// What else the server says of itself; null when it did not answer.
+    pub server: Option<Server>,
+    /// Why it did not answer.
+    pub server_error: Option<String>,
+    /// The mount; null when a URL was asked for.
+    pub mount: Option<Mount>,
+}
+
+/// One rail.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rail {
+    /// "fabric address".
+    pub name: String,
+    /// The listener's address.
+    pub address: String,
+    /// Its fabric.
+    pub fabric: String,
+    /// "tcp".
+    pub transport: String,
+    /// "connecting", "up", "suspect", "probing" or "down".
+    pub state: String,
+    /// Why it is not up.
+    pub reason: String,
+    /// Object bytes.
+    pub bytes_received: u64,
+    /// Object bytes.
+    pub bytes_sent: u64,
+    /// Requests.
+    pub in_flight: u64,
+    /// Of memory that others may still write to.
+    pub held_bytes: u64,
+    /// Times it came up.
+    pub connects: u64,
+    /// Requests.
+    pub failed: u64,
+    /// Measured, bytes per second; 0: not yet.
+    pub bandwidth: u64,
+    /// Pages that failed their check.
+    pub bad_pages: u64,
+}
+
+/// Bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Arena {
+    /// All.
+    pub total: u64,
+    /// In no extent.
+    pub free: u64,
+    /// Others may still write to them.
+    pub exposed: u64,
+    /// Lost their fence.
+    pub quarantined: u64,
+}
+
+/// One stripe directory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Directory {
+    /// Hexadecimal.
+    pub id: String,
+    /// On the server.
+    pub path: String,
+    /// "ok" or "suspect".
+    pub state: String,
+    /// Bytes.
+    pub total_bytes: u64,
+    /// Bytes.
+    pub available_bytes: u64,
+    /// Keeps the log.
+    pub holds_log: bool,
+}
+
+/// The server's own account.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Server {
+    /// Name and version.
+    pub software: String,
+    /// Since it started.
+    pub uptime_seconds: u64,
+    /// Budget, bytes.
+    pub memory_limit_bytes: u64,
+    /// Bytes.
+    pub memory_used_bytes: u64,
+    /// Clients.
+    pub sessions: u32,
+    /// Under way.
+    pub puts: u32,
+    /// "ok", or why it is frozen.
+    pub publishing: String,
+    /// Objects in the store.
+    pub objects: u64,
+    /// By name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The mount that was asked.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Mount {
+    /// What is mounted.
+    pub url: String,
+    /// Where.
+    pub mountpoint: String,
+    /// The daemon.
+    pub pid: u32,
+    /// Since it was mounted.
+    pub uptime_seconds: u64,
+    /// Where its log goes; empty: standard error.
+    pub log: String,
+    /// Open now.
+    pub open_files: u64,
+    /// Open now.
+    pub open_directories: u64,
+    /// Requests of the kernel that are not answered yet.
+    pub in_flight: u64,
+    /// Known to the kernel.
+    pub inodes: u64,
+    /// What this mount has to do without, one line each.
+    pub degraded: Vec<String>,
+}
+
+impl Document {
+    /// From what both sides say.
+    pub fn new(status: Status, server: &Result<StatusReply, Error>) -> Document {
+        let mut document = Document {
+            store: status.store,
+            node: status.node,
+            incarnation: status.incarnation,
+            control: status.control,
+            rails: status.rails.into_iter().map(Rail::from).collect(),
+            arena: Arena {
+                total: status.arena.total,
+                free: status.arena.free,
+                exposed: status.arena.exposed,
+                quarantined: status.arena.quarantined,
+            },
+            cached_bytes: status.cached_bytes,
+            counters: status.counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            ..Document::default()
+        };
+        match server {
+            Ok(reply) => {
+                document.directories = reply.directories.iter().map(Directory::from).collect();
+                document.server = Some(Server::from(reply));
+            }
+            Err(error) => document.server_error = Some(error.to_string()),
+        }
+        document
+    }
+}
+
+impl Mount {
+    /// With what is open and under way.
+    pub fn with(mut self, activity: Activity) -> Mount {
+        self.open_files = activity.open_files;
+        self.open_directories = activity.open_directories;
+        self.in_flight = activity.in_flight;
+        self.inodes = activity.inodes;
+        self
+    }
+}
+
+impl From<RailStatus> for Rail {
+    fn from(rail: RailStatus) -> Rail {
+        Rail {
+            name: rail.name,
+            address: rail.address,
+            fabric: rail.fabric,
+            transport: rail.transport,
+            state: rail.state,
+            reason: rail.reason,
+            bytes_received: rail.counters.bulk_received,
+            bytes_sent: rail.counters.bulk_sent,
+            in_flight: rail.counters.in_flight,
+            held_bytes: rail.counters.held_bytes,
+            connects: rail.counters.connects,
+            failed: rail.counters.failed,
+            bandwidth: rail.bandwidth,
+            bad_pages: rail.bad_pages,
+        }
+    }
+}
+
+impl From<&railfs_proto::v1::DirectoryStatus> for Directory {
+    fn from(directory: &railfs_proto::v1::DirectoryStatus) -> Directory {
+        Directory {
+            id: Id::from_bytes(&directory.id).map(|id| id.to_string()).unwrap_or_default(),
+            path: directory.path.clone(),
+            state: directory.state.clone(),
+            total_bytes: directory.total_bytes,
+            available_bytes: directory.available_bytes,
+            holds_log: directory.holds_log,
+        }
+    }
+}
+
+impl From<&StatusReply> for Server {
+    fn from(reply: &StatusReply) -> Server {
+        Server {
+            software: reply.software.clone(),
+            uptime_seconds: reply.uptime_seconds,
+            memory_limit_bytes: reply.memory_limit_bytes,
+            memory_used_bytes: reply.memory_used_bytes,
+            sessions: reply.sessions,
+            puts: reply.puts,
+            publishing: reply.publishing.clone(),
+            objects: reply.objects,
+            counters: reply.counters.iter().map(|counter| (counter.name.clone(), counter.value)).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_the_contract() {
+        let rail = RailStatus {
+            name: "a 1:2".to_owned(),
+            address: "1:2".to_owned(),
+            fabric: "a".to_owned(),
+            transport: "tcp".to_owned(),
+            state: "up".to_owned(),
+            reason: String::new(),
+            counters: railfs_engine::rail::Counters { bulk_received: 5, ..Default::default() },
+            bandwidth: 6,
+            bad_pages: 7,
+        };
+        let status = Status { store: "s".to_owned(), rails: vec![rail], counters: vec![("reads", 3)], ..Default::default() };
+        let reply = StatusReply { directories: vec![Default::default()], ..Default::default() };
+        let document = Document::new(status.clone(), &Ok(reply));
+        let json = serde_json::to_value(&document).unwrap();
+        let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            keys(&json),
+            "arena cached_bytes control counters directories incarnation mount node rails server server_error store"
+        );
+        assert_eq!(
+            keys(&json["rails"][0]),
+            "address bad_pages bandwidth bytes_received bytes_sent connects fabric failed held_bytes in_flight name \
+             reason state transport"
+        );
+        assert_eq!(keys(&json["arena"]), "exposed free quarantined total");
+        assert_eq!(keys(&json["directories"][0]), "available_bytes holds_log id path state total_bytes");
+        assert_eq!((&json["rails"][0]["bytes_received"], &json["counters"]["reads"]), (&5.into(), &3.into()));
+        let gone = Document::new(status, &Err(Error::Closed));
+        assert_eq!((gone.server, gone.server_error.as_deref()), (None, Some("the client is closed")));
+        assert_eq!(serde_json::from_value::<Document>(json).unwrap(), document);
+    }
+}
