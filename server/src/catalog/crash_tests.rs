@@ -245,3 +245,40 @@ fn a_record_that_is_too_long_is_refused_and_nothing_else_suffers() {
     assert!(matches!(refused, Err(CatalogError::Refused(Refusal::TooLong(_)))), "{refused:?}");
     assert!(wait(catalog.commit_put(put("a", first + 1))).is_ok());
 }
+
+#[test]
+fn i12_a_record_of_a_newer_version_stops_the_start_by_number() {
+    let (disks, state) = (SimDisks::new(1, Fault::Never), state_dir());
+    drop(open(&disks, state.path(), &Arc::default()).unwrap());
+    let found = super::recovery::survey(&disks.directories(), super::testing::IDENTITY, 0, |_| Ok(())).unwrap();
+    let (mut writer, _) = found.mend().unwrap();
+    let sequence = writer.next_sequence();
+    writer.append(&[railfs_proto::v1::Record { sequence, incarnation: 1, ..Default::default() }]).unwrap();
+    let refused = open(&disks, state.path(), &Arc::default());
+    assert!(matches!(refused, Err(StartError::UnknownRecord(number)) if number == sequence), "{refused:?}");
+}
+
+/// The real thing: directories with markers and locks, segments of full size, an index beside them.
+#[test]
+fn a_catalog_on_real_directories_starts_commits_stops_and_starts_again() {
+    let root = tempfile::tempdir().unwrap();
+    let paths = [root.path().join("d0"), root.path().join("d1"), root.path().join("d2")];
+    paths.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+    crate::store::init(&paths).unwrap();
+    let state = root.path().join("state");
+    let mut expected = nothing();
+    for run in 1..4 {
+        let store = Arc::new(crate::store::open(&paths).unwrap());
+        let (catalog, recovered) = LogCatalog::open(LogCatalogOptions::new(&store, state.clone(), "n")).unwrap();
+        assert_eq!(recovered.incarnation, run);
+        assert_eq!(recovered.previous.map(|previous| previous.stopped), (run > 1).then_some(run == 2));
+        check(&catalog, &expected, "real");
+        work(&catalog, &mut expected, 6);
+        if run == 1 {
+            wait(catalog.stop()).unwrap();
+        }
+        drop(catalog);
+        assert_eq!(Arc::strong_count(&store), 1, "nothing holds the locks any more");
+        assert!(store.highest_sequence() > 0);
+    }
+}

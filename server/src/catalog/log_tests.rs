@@ -2,11 +2,9 @@
 
 use super::log::{AppendError, LogIdentity, LogWriter};
 use super::recovery::{StartError, survey};
-use super::testing::{SEGMENT, STORE};
+use super::testing::IDENTITY;
 use crate::store::simdisk::{Fault, SimDisks, Survives};
 use railfs_proto::v1::{Record, ReserveRecord, record::Body};
-
-const IDENTITY: LogIdentity = LogIdentity { store: STORE, epoch: 1, segment_size: SEGMENT };
 
 fn record(sequence: u64, last: u64) -> Record {
     let body = Some(Body::Reserve(ReserveRecord { last }));

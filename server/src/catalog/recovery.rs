@@ -7,7 +7,7 @@
 use super::log::{LogIdentity, LogWriter, MENDED, Place, SPARE, begin_segment};
 use crate::store::LogDirectory;
 use railfs_proto::logfile::{Found, Rest, SEGMENT_HEADER, SegmentHeader, scan};
-use railfs_proto::v1::Record;
+use railfs_proto::v1::{Record, record::Body};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -129,6 +129,8 @@ pub(super) struct Survey {
     pub(super) next: u64,
     /// Segments that some logs do not hold as they should: the first record, that of the next segment, which logs.
     mends: Vec<(u64, Option<u64>, Vec<usize>)>,
+    /// The last record says that the run before ended cleanly.
+    stopped: bool,
 }
 
 /// Reads all records in order; `visit` may refuse one. `highest` is what the markers have seen.
@@ -149,18 +151,20 @@ pub(super) fn survey(
     }
     let mut next = 1;
     let mut mends = Vec::new();
+    let mut stopped = false;
     for &first in &firsts {
         let until = firsts.range(first.saturating_add(1)..).next().copied();
         let merged = merge(&logs, &identity, first, until, &names)?;
         for (found, _) in merged.records.range(..merged.end).map(|(_, found)| found) {
             visit(found)?;
+            stopped = matches!(found.record.body, Some(Body::Stop(_)));
         }
         next = merged.end;
         if !merged.deficient.is_empty() {
             mends.push((first, until, merged.deficient));
         }
     }
-    let survey = Survey { identity, logs, names, firsts, next, mends };
+    let survey = Survey { identity, logs, names, firsts, next, mends, stopped };
     survey.must_have(highest, || "a stripe directory's marker".to_owned())?;
     Ok(survey)
 }
@@ -184,6 +188,14 @@ impl Survey {
             for log in deficient.into_iter().filter_map(|at| self.logs.get(at)) {
                 rewrite(log, &identity, first, &merged)?;
                 mended.push(format!("{} in {}", identity.name(first), log.directory.describe()));
+            }
+        }
+        if let Some(&last) = self.firsts.last().filter(|_| !self.stopped) {
+            // What can be read may still be in memory alone: after a sync that failed the system neither writes it nor
+            // says so again. A copy is written from scratch.
+            let merged = merge(&self.logs, &identity, last, None, &self.names)?;
+            for log in &self.logs {
+                rewrite(log, &identity, last, &merged)?;
             }
         }
         if self.firsts.is_empty() {

@@ -1,6 +1,7 @@
 //! What the tests of the catalog share.
 
 use super::batch::SequenceKeeper;
+use super::log::LogIdentity;
 use super::{Condition, Delete, LogCatalog, LogCatalogOptions, Put, Recovered, RequestId, StartError, Time};
 use crate::store::simdisk::SimDisks;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Replica};
@@ -63,6 +64,9 @@ impl SequenceKeeper for Markers {
 
 /// Small segments, so that the log rolls often.
 pub(crate) const SEGMENT: u64 = 6 << 10;
+
+/// What their records are seeded with.
+pub(super) const IDENTITY: LogIdentity = LogIdentity { store: STORE, epoch: 1, segment_size: SEGMENT };
 
 pub(crate) fn options(disks: &SimDisks, state: &Path, markers: &Arc<Markers>) -> LogCatalogOptions {
     LogCatalogOptions {

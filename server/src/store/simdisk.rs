@@ -191,20 +191,26 @@ impl SimDisks {
             _ => 0,
         };
         for (from, to) in self.disks.iter().zip(&after.disks) {
-            let (mut from, mut to) = (lock(from), lock(to));
+            let (from, mut to) = (lock(from), lock(to));
+            if survives == Survives::All {
+                to.files = from.files.clone();
+                (to.now, to.durable) = (from.now.clone(), from.durable.clone());
+                (to.pending, to.next_file) = (from.pending.clone(), from.next_file);
+                continue;
+            }
             let count = match survives {
-                Survives::All => from.pending.len(),
-                Survives::Nothing => 0,
+                Survives::All | Survives::Nothing => 0,
                 Survives::Some(_) => next_random(&mut random) as usize % (from.pending.len() + 1),
             };
-            from.sync_names(count);
+            // On a copy: the disk that was cut off can be cut off in other ways too.
+            let mut names = from.durable.clone();
+            from.pending[..count].iter().for_each(|change| Disk::change(&mut names, change));
             for (number, file) in &from.files {
                 let mut bytes = file.durable.clone();
                 for (offset, written) in &file.unsynced {
                     for (at, sector) in sectors(*offset, written) {
                         let kept = match survives {
-                            Survives::All => true,
-                            Survives::Nothing => false,
+                            Survives::All | Survives::Nothing => false,
                             Survives::Some(_) => next_random(&mut random) % 2 == 0,
                         };
                         if kept {
@@ -215,8 +221,8 @@ impl SimDisks {
                 to.files.insert(*number, File { durable: bytes.clone(), now: bytes, unsynced: Vec::new() });
             }
             to.next_file = from.next_file;
-            to.now = from.durable.clone();
-            to.durable = from.durable.clone();
+            to.now = names.clone();
+            to.durable = names;
         }
         after
     }
@@ -328,11 +334,13 @@ impl LogFile for SimFile {
 
     fn sync(&self) -> io::Result<()> {
         let outcome = lock(&self.machine).step();
-        if outcome.is_ok() {
-            let mut disk = lock(&self.disk);
-            let file = disk.files.get_mut(&self.file).unwrap();
-            file.durable = file.now.clone();
-            file.unsynced.clear();
+        let mut disk = lock(&self.disk);
+        let file = disk.files.get_mut(&self.file).unwrap();
+        // After a failure what was written stays readable, but is neither on the disk nor written again.
+        for (offset, written) in file.unsynced.drain(..) {
+            if outcome.is_ok() {
+                file.durable[offset..offset + written.len()].copy_from_slice(&written);
+            }
         }
         outcome.map_err(|_| broken())
     }
