@@ -52,28 +52,44 @@ impl Entry {
     }
 }
 
+/// A pull, with the request it came in and the way back.
+struct Pull {
+    request: v1::RailRequest,
+    pull: v1::PullRequest,
+    replier: Box<dyn Replier>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<u64, Arc<Entry>>,
+    /// Puts whose BeginPut is not answered yet: the server pulls at once, so a pull may be here before the answer is.
+    beginning: usize,
+    /// Pulls that came so early.
+    early: Vec<Pull>,
+}
+
 /// The puts of a client, and what answers their pulls: the [`Handler`] of its rails.
 pub struct Puts {
-    entries: Mutex<HashMap<u64, Arc<Entry>>>,
+    table: Mutex<Table>,
     queue: Arc<Queue>,
     started: Mutex<bool>,
 }
 
 impl std::fmt::Debug for Puts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Puts").field("puts", &lock(&self.entries).len()).finish_non_exhaustive()
+        f.debug_struct("Puts").field("puts", &self.len()).finish_non_exhaustive()
     }
 }
 
 impl Puts {
     /// No put; no thread is started before the first.
     pub fn new() -> Arc<Puts> {
-        Arc::new(Puts { entries: Mutex::default(), queue: Arc::default(), started: Mutex::new(false) })
+        Arc::new(Puts { table: Mutex::default(), queue: Arc::default(), started: Mutex::new(false) })
     }
 
     /// Puts under way.
     pub fn len(&self) -> usize {
-        lock(&self.entries).len()
+        lock(&self.table).entries.len()
     }
 
     /// Whether none is.
@@ -89,7 +105,15 @@ impl Puts {
     /// Ends the threads. Pulls are not answered any more.
     pub fn close(&self) {
         self.queue.close();
-        lock(&self.entries).clear();
+        let table = std::mem::take(&mut *lock(&self.table));
+        // Dropped outside the lock: whoever waits for an answer is left to its deadline.
+        drop(table);
+    }
+
+    /// A BeginPut is about to be sent. Pulls of puts that are not known yet wait until what is returned is dropped.
+    fn beginning(self: &Arc<Self>) -> Beginning {
+        lock(&self.table).beginning += 1;
+        Beginning(Arc::clone(self))
     }
 
     fn register(self: &Arc<Self>, put: u64, entry: Arc<Entry>) -> std::io::Result<Registered> {
@@ -103,30 +127,57 @@ impl Puts {
                 *started = true;
             }
         }
-        lock(&self.entries).insert(put, entry);
+        let early = {
+            let mut table = lock(&self.table);
+            table.entries.insert(put, entry);
+            let (early, others) = std::mem::take(&mut table.early).into_iter().partition(|early| early.pull.put == put);
+            table.early = others;
+            early
+        };
+        let early: Vec<Pull> = early;
+        early.into_iter().for_each(|pull| self.answer(pull));
         Ok(Registered { puts: Arc::clone(self), put })
     }
 
-    fn find(&self, request: &v1::RailRequest, pull: &v1::PullRequest) -> Result<Arc<Entry>, Refusal> {
-        let aborted = || Refusal::new(Code::Aborted, format!("put {} is not known to this client", pull.put));
-        let entry = lock(&self.entries).get(&pull.put).cloned().ok_or_else(aborted)?;
-        let incarnation = request.scope.as_ref().map_or(0, |scope| scope.incarnation);
-        if incarnation != entry.incarnation {
-            return Err(aborted());
+    fn answer(&self, pull: Pull) {
+        let found = {
+            let mut table = lock(&self.table);
+            if !table.entries.contains_key(&pull.pull.put) && table.beginning > 0 && table.early.len() < WAITING {
+                table.early.push(pull);
+                return;
+            }
+            table.entries.get(&pull.pull.put).cloned()
+        };
+        let Pull { request, pull, replier } = pull;
+        match check(found, &request, &pull) {
+            Ok(entry) => {
+                let job = Job::new(pull, entry, replier, request.time_left_microseconds);
+                if let Err(job) = self.queue.add(job) {
+                    job.refuse(&Refusal::new(Code::OverBudget, format!("{WAITING} pulls are waiting already")));
+                }
+            }
+            Err(refusal) => refuse(replier, &refusal),
         }
-        let striping = &entry.descriptor.striping;
-        let end = pull.offset.checked_add(u64::from(pull.length)).filter(|end| *end <= striping.size());
-        let stripe = u64::from(striping.stripe_size());
-        let good = pull.length > 0
-            && pull.length <= MAX_EXTENT
-            && pull.offset.is_multiple_of(u64::from(striping.page_size()))
-            && end.is_some_and(|end| pull.offset / stripe == (end - 1) / stripe);
-        if !good {
-            let message = format!("a pull of {} bytes at {} makes no sense for this put", pull.length, pull.offset);
-            return Err(Refusal::new(Code::Invalid, message));
-        }
-        Ok(entry)
     }
+}
+
+/// Whether the pull is one of this put's, and makes sense.
+fn check(found: Option<Arc<Entry>>, request: &v1::RailRequest, pull: &v1::PullRequest) -> Result<Arc<Entry>, Refusal> {
+    let aborted = || Refusal::new(Code::Aborted, format!("put {} is not known to this client", pull.put));
+    let incarnation = request.scope.as_ref().map_or(0, |scope| scope.incarnation);
+    let entry = found.filter(|entry| entry.incarnation == incarnation).ok_or_else(aborted)?;
+    let striping = &entry.descriptor.striping;
+    let end = pull.offset.checked_add(u64::from(pull.length)).filter(|end| *end <= striping.size());
+    let stripe = u64::from(striping.stripe_size());
+    let good = pull.length > 0
+        && pull.length <= MAX_EXTENT
+        && pull.offset.is_multiple_of(u64::from(striping.page_size()))
+        && end.is_some_and(|end| pull.offset / stripe == (end - 1) / stripe);
+    if !good {
+        let message = format!("a pull of {} bytes at {} makes no sense for this put", pull.length, pull.offset);
+        return Err(Refusal::new(Code::Invalid, message));
+    }
+    Ok(entry)
 }
 
 impl Handler for Puts {
@@ -139,15 +190,7 @@ impl Handler for Puts {
         let Some(rail_request::Body::Pull(pull)) = request.body else {
             return refuse(replier, &Refusal::new(Code::Invalid, "a client answers pulls only"));
         };
-        match self.find(&request, &pull) {
-            Ok(entry) => {
-                let job = Job::new(pull, entry, replier, request.time_left_microseconds);
-                if let Err(job) = self.queue.add(job) {
-                    job.refuse(&Refusal::new(Code::OverBudget, format!("{WAITING} pulls are waiting already")));
-                }
-            }
-            Err(refusal) => refuse(replier, &refusal),
-        }
+        self.answer(Pull { request, pull, replier });
     }
 }
 
@@ -165,7 +208,21 @@ struct Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        lock(&self.puts.entries).remove(&self.put);
+        lock(&self.puts.table).entries.remove(&self.put);
         self.puts.queue.forget(self.put);
+    }
+}
+
+/// As long as this lives pulls of unknown puts wait.
+struct Beginning(Arc<Puts>);
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        let early = {
+            let mut table = lock(&self.0.table);
+            table.beginning = table.beginning.saturating_sub(1);
+            if table.beginning > 0 { Vec::new() } else { std::mem::take(&mut table.early) }
+        };
+        early.into_iter().for_each(|pull| self.0.answer(pull));
     }
 }

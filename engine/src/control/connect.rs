@@ -5,7 +5,7 @@ use super::{Control, Link, Session};
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use railfs_proto::descriptor::Id;
-use railfs_proto::hello::Hello;
+use railfs_proto::hello::{Hello, HelloError};
 use railfs_proto::v1::{self, control_client::ControlClient};
 use railfs_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use std::sync::Arc;
@@ -57,7 +57,14 @@ async fn say_hello(
     let reply = timeout_at(deadline, client.hello(request.clone())).await;
     let reply = reply.map_err(|_| unreachable("no answer to hello in time".to_owned()))?;
     let reply = reply.map_err(|status| unreachable(causes(&status)))?.into_inner();
-    Hello::check(request, &reply).map_err(|error| hello_error(&error, address))
+    Hello::check(request, &reply).map_err(|error| match (&error, Id::from_bytes(&reply.store)) {
+        // It says whose it is, so that a person can tell.
+        (HelloError::Refused(refusal), Some(found)) if refusal.code == v1::Code::WrongStore => {
+            let expected = Id::from_bytes(&request.store).unwrap_or(found);
+            Error::WrongStore { address: address.to_owned(), found, expected }
+        }
+        _ => hello_error(&error, address),
+    })
 }
 
 async fn connect_one(

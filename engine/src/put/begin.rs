@@ -69,6 +69,7 @@ pub async fn put(
     let mut progress = Instant::now();
     let mut restarts = 0;
     loop {
+        let beginning = puts.beginning();
         let begun = match control.begin_put(&begin).await {
             Ok(begun) => begun,
             Err(Error::Unreachable { .. } | Error::TimedOut { .. }) if progress.elapsed() < PUT_IDLE => {
@@ -88,6 +89,7 @@ pub async fn put(
         let registered = puts.register(begun.put, Arc::clone(&entry));
         let registered = registered
             .map_err(|error| Error::Io { what: "threads for a put".to_owned(), detail: error.to_string() })?;
+        drop(beginning);
         let mut take_back = TakeBack {
             control: Arc::clone(control),
             runtime: tokio::runtime::Handle::current(),

@@ -1,0 +1,357 @@
+//! Puts that meet trouble: bad bytes, dead rails, clients and servers that go away, full disks. Nothing half is ever
+//! visible, and nothing is left behind.
+
+mod common;
+
+use common::{Memory, TestClient, TestServer, configured, name, options, pattern, until};
+use railfs_engine::client::Source;
+use railfs_engine::control::{BeginPut, CommitFailure};
+use railfs_engine::error::Error;
+use railfs_engine::put::{Puts, put};
+use railfs_engine::rail::{Bulk, Handler, Incoming, Rail, Replier, Sent};
+use railfs_proto::component::Header;
+use railfs_proto::descriptor::{Descriptor, Id, Replica};
+use railfs_proto::layout::Striping;
+use railfs_server::daemon::Daemon;
+use railfs_server::store;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Spoils the first so many replies.
+struct Spoil {
+    inner: Arc<Puts>,
+    left: Arc<AtomicU64>,
+}
+struct SpoilReply(Box<dyn Replier>, bool);
+
+impl Handler for Spoil {
+    fn request(&self, incoming: Incoming) {
+        let spoil = self.left.try_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        let replier = Box::new(SpoilReply(incoming.replier, spoil));
+        self.inner.request(Incoming { message: incoming.message, replier });
+    }
+}
+impl Replier for SpoilReply {
+    fn reply(self: Box<Self>, bulk: Bulk, message: Box<dyn FnOnce(Sent) -> bytes::Bytes + Send>) {
+        let bulk = match bulk {
+            Bulk::Bytes(bytes) if self.1 => {
+                let mut bytes = bytes.to_vec();
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 1;
+                Bulk::Bytes(bytes.into())
+            }
+            other => other,
+        };
+        self.0.reply(bulk, message);
+    }
+}
+
+fn spoiled(server: &TestServer, times: u64) -> TestClient {
+    let left = Arc::new(AtomicU64::new(times));
+    let wrap = |inner| Arc::new(Spoil { inner, left }) as Arc<dyn Handler>;
+    TestClient::connect_with(server.control().to_string(), wrap).unwrap()
+}
+
+#[test]
+fn i2_bytes_that_fail_their_check_are_pulled_again_and_never_stored() {
+    let server = TestServer::start(2, 2, "");
+    let client = spoiled(&server, 2);
+    let bytes = pattern(5 << 20, 1);
+    client.put("a", &bytes).unwrap();
+    assert!(client.read("a") == bytes);
+    assert_eq!(server.counter("pulls_bad"), 2);
+    let hopeless = spoiled(&server, u64::MAX);
+    let error = hopeless.put("b", &bytes).unwrap_err();
+    assert!(matches!(&error, Error::Aborted(text) if text.contains("ns/b") && text.contains("failed their check 3 times")), "{error}");
+    assert!(matches!(hopeless.lookup("b"), railfs_proto::reply::Lookup::Absent(_)));
+    until("what it made is gone", || server.components().len() == 2);
+    client.assert_quiet();
+    hopeless.assert_quiet();
+    server.assert_quiet();
+}
+
+/// A source whose reads wait at a gate.
+struct Gated {
+    inner: Memory,
+    gate: Arc<(Mutex<bool>, Condvar)>,
+    reads: AtomicU64,
+}
+impl Gated {
+    fn new(bytes: Vec<u8>) -> Arc<Gated> {
+        Arc::new(Gated { inner: Memory(bytes), gate: Arc::default(), reads: AtomicU64::new(0) })
+    }
+    fn open(&self) {
+        *self.gate.0.lock().unwrap() = true;
+        self.gate.1.notify_all();
+    }
+    fn reached(&self) -> bool {
+        self.reads.load(Ordering::SeqCst) > 0
+    }
+}
+impl Source for Gated {
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+    fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let mut open = self.gate.0.lock().unwrap();
+        while !*open {
+            open = self.gate.1.wait(open).unwrap();
+        }
+        drop(open);
+        self.inner.read_exact_at(offset, buffer)
+    }
+}
+
+fn start_put(client: &TestClient, key: &str, source: Arc<dyn Source>) -> tokio::task::JoinHandle<railfs_engine::error::Result<railfs_engine::client::PutDone>> {
+    let (control, puts, name) = (Arc::clone(&client.control), Arc::clone(&client.puts), name(key));
+    client.runtime.spawn(async move { put(&control, &puts, &name, source, options()).await })
+}
+
+#[test]
+fn i10_a_rail_that_dies_in_the_middle_of_a_put_costs_time_not_the_put() {
+    let server = TestServer::start(2, 2, "");
+    let client = TestClient::connect(&server);
+    let bytes = pattern(24 << 20, 1);
+    let source = Gated::new(bytes.clone());
+    let task = start_put(&client, "a", Arc::clone(&source) as _);
+    until("pulls are under way", || source.reached());
+    client.rails[1].rail.close();
+    source.open();
+    client.runtime.block_on(task).unwrap().unwrap();
+    let (descriptor, proof) = client.object("a");
+    let mut one = client;
+    one.rails.truncate(1);
+    assert!(one.get(&descriptor, &proof) == bytes);
+    assert!(server.counter("pulls_repeated") > 0);
+    server.assert_quiet();
+}
+
+#[test]
+fn i8_a_put_that_is_given_up_leaves_nothing() {
+    let server = TestServer::start(2, 1, "");
+    let client = TestClient::connect(&server);
+    // Cancelled by its caller.
+    let source = Gated::new(pattern(3 << 20, 1));
+    let task = start_put(&client, "a", Arc::clone(&source) as _);
+    until("pulls are under way", || source.reached());
+    assert_eq!(server.components().len(), 2);
+    task.abort();
+    until("its files are gone", || server.components().is_empty());
+    source.open();
+    // The source has shrunk.
+    let error = client.runtime.block_on(start_put(&client, "b", Arc::new(Shrunk))).unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Io { what, detail } if what == "ns/b" && detail.contains("reading")), "{error}");
+    until("its files are gone", || server.components().is_empty());
+    // The session ends (nobody came back for it in time).
+    let source = Gated::new(pattern(3 << 20, 1));
+    let task = start_put(&client, "c", Arc::clone(&source) as _);
+    until("pulls are under way", || source.reached());
+    let session = client.control.session().unwrap().id;
+    server.server().puts.session_ended(session);
+    let error = client.runtime.block_on(task).unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Aborted(text) if text.contains("session ended")), "{error}");
+    source.open();
+    assert!(server.components().is_empty());
+    for key in ["a", "b", "c"] {
+        assert!(matches!(client.lookup(key), railfs_proto::reply::Lookup::Absent(_)));
+    }
+    client.assert_quiet();
+    server.assert_quiet();
+}
+
+struct Shrunk;
+impl Source for Shrunk {
+    fn size(&self) -> u64 {
+        1 << 20
+    }
+    fn read_exact_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+fn begin(client: &TestClient, key: &str) -> railfs_engine::control::Begun {
+    let begin = BeginPut { name: name(key), attributes: options().attributes, size: 0, stripe_size: 0, page_size: 0, width: 0 };
+    client.runtime.block_on(client.control.begin_put(&begin)).unwrap()
+}
+
+#[test]
+fn i8_a_commit_that_is_asked_for_again_is_done_once() {
+    let mut server = TestServer::start(1, 1, "");
+    let client = TestClient::connect(&server);
+    let begun = begin(&client, "a");
+    let commit = |begun: &railfs_engine::control::Begun, request: u8| {
+        client.runtime.block_on(client.control.commit_put(&name("a"), begun, [request; 16], None))
+    };
+    // Twice at the same time, then once more.
+    let a = name("a");
+    let (first, second) = client.runtime.block_on(async {
+        tokio::join!(
+            client.control.commit_put(&a, &begun, [1; 16], None),
+            client.control.commit_put(&a, &begun, [1; 16], None)
+        )
+    });
+    let version = first.unwrap().version;
+    assert_eq!(second.unwrap().version, version);
+    assert_eq!(commit(&begun, 1).unwrap().version, version);
+    assert_eq!(server.counter("puts_committed"), 1);
+    // Another request for the same put, and the same request for another put.
+    assert!(matches!(commit(&begun, 2), Err(CommitFailure::Final(Error::Aborted(_)))));
+    let other = begin(&client, "b");
+    assert!(matches!(commit(&other, 1), Err(CommitFailure::Final(Error::Invalid(_)))));
+    client.runtime.block_on(client.control.abort_put(&other));
+    // A server that was restarted before the answer arrived: the put is begun anew with the same request id.
+    server.crash();
+    server.serve().unwrap();
+    client.runtime.block_on(client.control.status()).unwrap();
+    assert!(matches!(commit(&begun, 1), Err(CommitFailure::OtherRun)));
+    let again = begin(&client, "a");
+    assert_eq!(commit(&again, 1).unwrap().version, version);
+    assert_eq!(client.object("a").0.version, version);
+    assert_eq!(server.components().len(), 1);
+    client.wait_up();
+    server.assert_quiet();
+}
+
+#[test]
+fn i8_a_put_goes_on_over_a_crash_of_the_server() {
+    let mut server = TestServer::start(2, 1, "");
+    let client = TestClient::connect(&server);
+    let bytes = pattern(6 << 20, 1);
+    let source = Gated::new(bytes.clone());
+    let task = start_put(&client, "a", Arc::clone(&source) as _);
+    until("pulls are under way", || source.reached());
+    server.crash();
+    assert_eq!(server.components().len(), 2);
+    server.serve().unwrap();
+    // What the dead put left had no header.
+    assert_eq!((server.daemon().found().removed, server.daemon().found().lost), (2, 0));
+    source.open();
+    client.runtime.block_on(task).unwrap().unwrap();
+    client.wait_up();
+    assert!(client.read("a") == bytes);
+    assert_eq!(server.components().len(), 2);
+    client.assert_quiet();
+    server.assert_quiet();
+}
+
+#[test]
+fn i8_components_that_no_record_names_are_removed_or_kept_as_lost() {
+    let mut server = TestServer::start(2, 1, "");
+    TestClient::connect(&server).put("a", b"1").unwrap();
+    server.stop();
+    let folder = server.config.stripe_dirs[0].join("components");
+    std::fs::write(folder.join("7000.0"), b"no header").unwrap();
+    std::fs::write(folder.join("7001.0"), vec![0; 8192]).unwrap();
+    std::fs::write(folder.join("notes.txt"), b"somebody's").unwrap();
+    let descriptor = Descriptor {
+        version: 7002,
+        attributes: options().attributes,
+        striping: Striping::new(0, 4096, 4096, 1).unwrap(),
+        components: vec![vec![Replica { node: "n1".into(), directory: Id([0; 16]) }]],
+    };
+    let header = Header::new(&name("never"), &descriptor, 0).unwrap().encode();
+    std::fs::write(folder.join("7002.0"), header).unwrap();
+    // Valid, but under another's name.
+    std::fs::write(folder.join("7003.0"), header).unwrap();
+    server.serve().unwrap();
+    let found = server.daemon().found();
+    assert_eq!((found.kept, found.removed, found.lost, found.foreign), (1, 3, 1, 1));
+    assert!(server.config.stripe_dirs[0].join("lost/7002.0").exists() && folder.join("notes.txt").exists());
+    assert_eq!(TestClient::connect(&server).read("a"), b"1");
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_and_no_directory_is_touched() {
+    let root = tempfile::tempdir().unwrap();
+    let mut config = configured(root.path(), 1, 1, "");
+    std::fs::create_dir(&config.stripe_dirs[0]).unwrap();
+    store::init(&config.stripe_dirs).unwrap();
+    let list = || {
+        let names = std::fs::read_dir(&config.stripe_dirs[0]).unwrap().map(|entry| entry.unwrap().file_name());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    let before = list();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let mut other = config.clone();
+    other.control = vec![address];
+    let said = Daemon::start(&other).unwrap_err().to_string();
+    assert!(said.contains(&address.to_string()) && said.contains("control.listen"), "{said}");
+    config.rails[0].listen = address;
+    let said = Daemon::start(&config).unwrap_err().to_string();
+    assert!(said.contains(&address.to_string()) && said.contains("rail"), "{said}");
+    assert!(!root.path().join("state").exists());
+    assert_eq!(before, list());
+}
+
+#[test]
+fn a_second_server_on_the_same_directories_is_refused() {
+    let server = TestServer::start(1, 1, "");
+    let mut config = server.config.clone();
+    config.control = vec!["127.0.0.1:0".parse().unwrap()];
+    config.rails[0].listen = "127.0.0.1:0".parse().unwrap();
+    let said = Daemon::start(&config).unwrap_err().to_string();
+    assert!(said.contains("in use by") && said.contains(&std::process::id().to_string()), "{said}");
+    let client = TestClient::connect(&server);
+    client.put("a", b"1").unwrap();
+}
+
+/// A small file system of its own, where that is allowed.
+struct SmallDisk(std::path::PathBuf);
+impl SmallDisk {
+    fn mount(at: &std::path::Path, bytes: u64) -> Result<SmallDisk, String> {
+        let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("railfs-test", at, "tmpfs", flags, options.as_c_str()).map_err(|error| error.to_string())?;
+        Ok(SmallDisk(at.to_owned()))
+    }
+}
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn skipped(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+    if let Some(log) = std::env::var_os("RAILFS_SKIP_LOG") {
+        use std::io::Write;
+        let mut file = std::fs::File::options().append(true).create(true).open(log).unwrap();
+        writeln!(file, "SKIPPED {test}: {why}").unwrap();
+    }
+}
+
+#[test]
+fn a_full_directory_is_named_and_what_was_written_is_freed() {
+    let root = tempfile::tempdir().unwrap();
+    let config = configured(root.path(), 3, 1, "");
+    config.stripe_dirs.iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
+    // The third holds no log.
+    let disk = match SmallDisk::mount(&config.stripe_dirs[2], 4 << 20) {
+        Ok(disk) => disk,
+        Err(why) => {
+            return skipped("a_full_directory_is_named_and_what_was_written_is_freed", &format!("cannot mount a tmpfs: {why}"));
+        }
+    };
+    store::init(&config.stripe_dirs).unwrap();
+    let server = TestServer::over(root, config);
+    let client = TestClient::connect(&server);
+    let free = || rustix::fs::statvfs(&disk.0).unwrap().f_bavail;
+    let before = free();
+    let error = client.put("a", &pattern(30 << 20, 1)).unwrap_err();
+    let path = disk.0.display().to_string();
+    assert!(matches!(&error, Error::NoSpace(text) if text.contains(&path)), "{error}");
+    assert!(server.components().is_empty());
+    assert_eq!(free(), before);
+    // What was lost and found goes before a put is refused.
+    let lost = disk.0.join("lost/7002.0");
+    std::fs::write(&lost, vec![1; 2 << 20]).unwrap();
+    let bytes = pattern(9 << 20, 1);
+    client.put("b", &bytes).unwrap();
+    assert!(client.read("b") == bytes);
+    assert!(!lost.exists());
+    client.assert_quiet();
+    server.assert_quiet();
+    drop((client, server));
+}
