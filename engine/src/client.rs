@@ -272,7 +272,9 @@ impl Client {
         let (renew, mut renewals) = tokio::sync::mpsc::channel::<()>(1);
         let core = Core::new(arena.clone(), config.readahead);
         // One renewal at a time: what does not fit into the channel is already on its way.
-        let wake = Box::new(move || drop(renew.try_send(())));
+        let wake = Box::new(move || {
+            let _ = renew.try_send(());
+        });
         let driver = Driver::start(core, clock, config.workers, wake).map_err(io("starting threads"))?;
         let client = Arc::new_cyclic(|weak: &Weak<Client>| {
             let on_session = weak.clone();

@@ -64,6 +64,8 @@ struct World {
     answered: [u64; 3],
     next: u64,
     lying: Option<usize>,
+    /// What the server saw when it served a request whose reply is still on its way: slot and version.
+    served: HashMap<u64, (u64, u64)>,
 }
 
 fn striping() -> Striping {
@@ -104,6 +106,7 @@ impl World {
             answered: [0; 3],
             next: 1,
             lying: None,
+            served: HashMap::new(),
         }
     }
 
@@ -206,6 +209,7 @@ impl World {
     fn answer(&mut self, at: usize) {
         let (rail, submission) = self.posted.swap_remove(at);
         let request = v1::RailRequest::decode(submission.message.clone()).unwrap();
+        let (slot, version) = self.served.remove(&submission.id).unwrap_or((self.slot, self.version));
         let mut reply = v1::RailReply { outcome: Some(ok_outcome()), body: None };
         let (mut bulk, mut extent): (u32, Option<Fenced>) = (0, None);
         let wrong = |reply: &mut v1::RailReply| {
@@ -241,16 +245,16 @@ impl World {
                         offset: fetch.offset,
                         length: fetch.length,
                         checksums,
-                        check: fetch.proof.as_ref().map(|proof| check(proof, self.slot)),
+                        check: fetch.proof.as_ref().map(|proof| check(proof, slot)),
                     }));
                 }
                 v1::rail_request::Body::Check(request) => {
-                    let results = request.proofs.iter().map(|proof| check(proof, self.slot)).collect();
+                    let results = request.proofs.iter().map(|proof| check(proof, slot)).collect();
                     reply.body = Some(v1::rail_reply::Body::Check(v1::CheckReply { results }));
                 }
                 v1::rail_request::Body::Lookup(_) => {
-                    let descriptor = object(self.version, self.slot, self.incarnation).descriptor;
-                    let lookup = Lookup::Object(descriptor, proof(self.slot, self.incarnation));
+                    let descriptor = object(version, slot, self.incarnation).descriptor;
+                    let lookup = Lookup::Object(descriptor, proof(slot, self.incarnation));
                     reply.body = Some(v1::rail_reply::Body::Lookup(lookup.to_message()));
                 }
                 v1::rail_request::Body::Pull(_) => unreachable!(),
@@ -296,6 +300,7 @@ impl World {
 
     fn restart(&mut self) {
         self.incarnation += 1;
+        self.served.clear();
         self.slot += 1000;
         let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: self.incarnation };
         self.core.session(Session { scope, max_fetch: 1 << 20 });
@@ -348,6 +353,12 @@ fn random_world(seed: u64) -> World {
                 world.lose(at, Cause::Expired);
             }
             13 => world.publish(),
+            // The server serves a request now; its reply comes later.
+            18 if !world.posted.is_empty() && world.dice.roll(2) == 0 => {
+                let at = world.dice.roll(world.posted.len() as u64) as usize;
+                let id = world.posted[at].1.id;
+                world.served.entry(id).or_insert((world.slot, world.version));
+            }
             14 => {
                 // A new open gets the newest version.
                 world.object = Arc::new(object(world.version, world.slot, world.incarnation));
