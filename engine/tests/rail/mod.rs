@@ -1,6 +1,8 @@
 //! What the conformance suite runs on: a log of events that notices broken promises, a server that does as it is told, and
 //! the worlds (TCP over loopback, the simulation) behind one trait.
 
+#![allow(dead_code, reason = "each suite uses its part of it")]
+
 pub mod sim;
 pub mod tcp;
 

@@ -37,11 +37,14 @@ impl Tickets for OneTicket {
     }
 }
 
+/// The connections of each lane: number, rail.
+pub type Lanes = HashMap<Lane, (u64, Arc<dyn Rail>)>;
+
 /// Lets everybody with that ticket in.
 pub struct Door {
     pub log: Arc<Log>,
     pub server: Arc<Server>,
-    pub lanes: Mutex<HashMap<Lane, (u64, Arc<dyn Rail>)>>,
+    pub lanes: Mutex<Lanes>,
     pub closed: AtomicU64,
     pub bell: Arc<Bell>,
 }
