@@ -116,27 +116,40 @@ impl DirSink for Plus {
     }
 }
 
+/// What a file is opened with: reads come to us, and what is mapped stays cached (an inode is one version).
+pub const OPENED: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_KEEP_CACHE);
+
+/// What is agreed with the kernel at INIT; whether it lacks MAP_SHARED of direct-I/O files. Apart from the adapter, so that
+/// a benchmark's bare file system speaks to the kernel on the same terms.
+///
+/// # Errors
+/// The kernel's largest READ is smaller than ours.
+pub fn negotiate(config: &mut KernelConfig) -> io::Result<bool> {
+    let wanted = [
+        InitFlags::FUSE_PARALLEL_DIROPS,
+        InitFlags::FUSE_DO_READDIRPLUS,
+        InitFlags::FUSE_READDIRPLUS_AUTO,
+        InitFlags::FUSE_ASYNC_DIO,
+    ];
+    for flag in wanted {
+        // Each only saves time: a kernel without it works as well.
+        let _ = config.add_capabilities(flag);
+    }
+    let lacks = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP).is_err();
+    // The number of pages in a READ follows from the largest write.
+    config.set_max_write(MAX_READ).map_err(|most| io::Error::other(format!("largest READ is {most}")))?;
+    let _ = config.set_max_background(MAX_BACKGROUND);
+    Ok(lacks)
+}
+
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let wanted = [
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_ASYNC_DIO,
-        ];
-        for flag in wanted {
-            // Each only saves time: a kernel without it works as well.
-            let _ = config.add_capabilities(flag);
-        }
-        let lacks = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP).is_err();
+        let lacks = negotiate(config)?;
         self.lacks.shared_mmap.store(lacks, Ordering::Relaxed);
         if lacks {
             let version = config.kernel_abi();
             tracing::warn!("kernel before 6.6 (FUSE {version}): mmap with MAP_SHARED fails with ENODEV, MAP_PRIVATE works");
         }
-        // The number of pages in a READ follows from the largest write.
-        config.set_max_write(MAX_READ).map_err(|most| io::Error::other(format!("largest READ is {most}")))?;
-        let _ = config.set_max_background(MAX_BACKGROUND);
         Ok(())
     }
 
@@ -165,7 +178,7 @@ impl Filesystem for Adapter {
         let access = if reads { Access::Read } else { Access::Write };
         self.fs.open(ino.0, access, move |handle| match handle {
             Ok(handle) => {
-                reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_KEEP_CACHE);
+                reply.opened(FileHandle(handle), OPENED);
             }
             Err(errno) => reply.error(code(errno)),
         });

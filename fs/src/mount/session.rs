@@ -21,6 +21,21 @@ pub fn start(
     options: &Options,
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
 ) -> Result<Arc<KernelLacks>, Failure> {
+    let lacks = Arc::new(KernelLacks::default());
+    serve(Adapter::new(fs, lacks.clone()), connection, options, ended)?;
+    Ok(lacks)
+}
+
+/// The same for any file system: a benchmark compares the mount with a bare one that is served the same way.
+///
+/// # Errors
+/// As [`start`].
+pub fn serve(
+    filesystem: impl fuser::Filesystem + Send + Sync + 'static,
+    connection: OwnedFd,
+    options: &Options,
+    ended: impl FnOnce(io::Result<()>) + Send + 'static,
+) -> Result<(), Failure> {
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads);
     // A device of its own for each thread saves a wake; where only the helper may open it, they share one.
@@ -29,14 +44,9 @@ pub fn start(
         tracing::info!("/dev/fuse cannot be opened again: FUSE threads share one connection");
     }
     let acl = if options.allow_other { fuser::SessionACL::All } else { fuser::SessionACL::Owner };
-    let lacks = Arc::new(KernelLacks::default());
-    let adapter = Adapter::new(fs, lacks.clone());
-    let session = fuser::Session::from_fd(adapter, connection, acl, config)
+    let session = fuser::Session::from_fd(filesystem, connection, acl, config)
         .map_err(|error| Failure::failed(format!("FUSE: {error}")))?;
     let run = move || ended(session.run());
-    std::thread::Builder::new()
-        .name("fuse".to_owned())
-        .spawn(run)
-        .map_err(|error| Failure::failed(format!("FUSE thread: {error}")))?;
-    Ok(lacks)
+    let spawned = std::thread::Builder::new().name("fuse".to_owned()).spawn(run);
+    spawned.map(drop).map_err(|error| Failure::failed(format!("FUSE thread: {error}")))
 }

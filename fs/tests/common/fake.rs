@@ -30,6 +30,8 @@ struct State {
     /// While set, answers wait here.
     held: Option<Vec<Job>>,
     calls: HashMap<&'static str, u64>,
+    /// Reads of objects whose name ends in "hang": never answered.
+    hanging: Vec<ReadReply>,
     released: Vec<u64>,
 }
 
@@ -194,6 +196,9 @@ impl super::railfs_backend::Backend for Fake {
     }
 
     fn read(&self, object: &Arc<Object>, _handle: u64, offset: u64, length: u32, reply: ReadReply) {
+        if object.name.key.as_bytes().ends_with(b"hang") {
+            return self.state().hanging.push(reply);
+        }
         let done: Done<Vec<u8>> = Box::new(move |result| match result {
             Ok(bytes) => reply(Ok(&bytes)),
             Err(error) => reply(Err(error)),
