@@ -1,0 +1,304 @@
+//! A store of a test's own: stripe directories, a configuration, and the server as a process.
+//!
+//! Guarantees: nothing is shared with other tests (directories, ports, mounts' lock files); the server is ended before its
+//! directories are removed; a test that fails shows the end of the server's log.
+
+use crate::mount::Mount;
+use crate::netns::{Network, Side};
+use crate::process::{Output, Process, program, run};
+use crate::wait;
+use railfs_proto::name::{Key, Namespace};
+use railfs_proto::url::Url;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+/// A command that has not ended after this long hangs.
+pub const COMMAND: Duration = Duration::from_secs(60);
+/// The namespace that tests put into.
+pub const NAMESPACE: &str = "ns";
+
+/// What kind of store.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Stripe directories.
+    pub directories: usize,
+    /// Rails.
+    pub rails: usize,
+    /// More lines of the configuration (tables).
+    pub more: String,
+    /// How long superseded versions are kept.
+    pub retention: &'static str,
+    /// In a network of its own.
+    pub network: bool,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Plan { directories: 2, rails: 2, more: String::new(), retention: "1 s", network: false }
+    }
+}
+
+/// See the module. Fields are dropped in order: the server first.
+#[derive(Debug)]
+pub struct Cluster {
+    server: Option<Process>,
+    network: Option<Network>,
+    /// Stripe directories.
+    pub directories: Vec<PathBuf>,
+    /// Where the control plane listens; the first is the URL's.
+    pub control: Vec<SocketAddr>,
+    /// Where rails listen.
+    pub rails: Vec<SocketAddr>,
+    config: PathBuf,
+    starts: u32,
+    mounts: u32,
+    /// Everything of this store lies below.
+    pub root: tempfile::TempDir,
+}
+
+/// A port that nobody listens on, outside of the range from which the kernel gives ports to connections.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let spread = u16::try_from(std::process::id() % 1200).unwrap_or(0) * 10;
+        let port = 20_000 + (spread + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+impl Cluster {
+    /// A new store, served.
+    ///
+    /// # Panics
+    /// It does not start.
+    pub fn start(plan: &Plan) -> Cluster {
+        let mut cluster = Cluster::new(plan);
+        cluster.serve();
+        cluster
+    }
+
+    /// A new store that nobody serves yet.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    pub fn new(plan: &Plan) -> Cluster {
+        let root = tempfile::Builder::new().prefix("railfs-test-").tempdir().unwrap_or_else(|error| panic!("{error}"));
+        let directories: Vec<PathBuf> = (0..plan.directories).map(|i| root.path().join(format!("d{i}"))).collect();
+        for directory in directories.iter().chain([&root.path().join("run")]) {
+            std::fs::create_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+        }
+        let network =
+            plan.network.then(|| Network::new(plan.rails).unwrap_or_else(|error| panic!("network of its own: {error}")));
+        let place = |port, rail| match plan.network {
+            true => SocketAddr::new(Network::address(rail), port),
+            false => SocketAddr::from(([127, 0, 0, 1], free_port())),
+        };
+        // With a network of its own the control plane is on every rail's address.
+        let controls = if plan.network { plan.rails } else { 1 };
+        let control: Vec<SocketAddr> = (1..=controls).map(|rail| place(7420, rail)).collect();
+        let rails: Vec<SocketAddr> = (1..=plan.rails).map(|rail| place(7421, rail)).collect();
+        let config = root.path().join("railfsd.toml");
+        let cluster =
+            Cluster { server: None, network, directories, control, rails, config, starts: 0, mounts: 0, root };
+        std::fs::write(&cluster.config, cluster.text(plan)).unwrap_or_else(|error| panic!("{error}"));
+        cluster.railfsd().arg("init").args(&cluster.directories).output().map_or_else(
+            |error| panic!("railfsd init: {error}"),
+            |output| assert!(output.status.success(), "railfsd init: {}", String::from_utf8_lossy(&output.stderr)),
+        );
+        cluster
+    }
+
+    fn text(&self, plan: &Plan) -> String {
+        use std::fmt::Write;
+        let quoted: Vec<String> = self.control.iter().map(|address| format!("\"{address}\"")).collect();
+        let mut text = format!(
+            "node = \"n1\"\nstate_dir = {:?}\nstripe_dirs = {:?}\n[control]\nlisten = [{}]\n",
+            self.root.path().join("state"),
+            self.directories,
+            quoted.join(", ")
+        );
+        for (place, rail) in self.rails.iter().enumerate() {
+            let _ = write!(text, "[[rail]]\nfabric = \"f{place}\"\ntransport = \"tcp\"\nlisten = \"{rail}\"\n");
+        }
+        let _ = write!(text, "[retention]\nsuperseded = \"{}\"\n", plan.retention);
+        if plan.network {
+            text.push_str("[security]\ninsecure = true\n");
+        }
+        text + &plan.more
+    }
+
+    /// The configuration file.
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+    /// The network of its own.
+    ///
+    /// # Panics
+    /// It has none.
+    pub fn network(&self) -> &Network {
+        self.network.as_ref().unwrap_or_else(|| panic!("this store has no network of its own"))
+    }
+
+    fn command(&self, side: Side, name: &str) -> Command {
+        let program = program(name);
+        let mut command = match &self.network {
+            Some(network) => network.command(side, &program),
+            None => Command::new(program),
+        };
+        command.env("RAILFS_RUNTIME_DIR", self.root.path().join("run")).env_remove("RAILFS_LOG").stdin(Stdio::null());
+        command
+    }
+    /// The server's program, without arguments.
+    pub fn railfsd(&self) -> Command {
+        self.command(Side::Server, "railfsd")
+    }
+    /// The client's program, without arguments.
+    pub fn railfs(&self) -> Command {
+        self.command(Side::Client, "railfs")
+    }
+    /// Runs the client's program.
+    #[track_caller]
+    pub fn cli<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Output {
+        run(self.railfs().args(arguments), COMMAND)
+    }
+    /// `railfs put`, which must succeed.
+    #[track_caller]
+    pub fn put(&self, source: &Path, key: &str) {
+        self.cli(&["put".as_ref(), source.as_os_str(), self.url(key).as_ref()]).expect(0);
+    }
+
+    /// The URL of a key ("" and "dir/": a directory).
+    ///
+    /// # Panics
+    /// No key can be so.
+    pub fn url(&self, key: impl AsRef<[u8]>) -> String {
+        let key = key.as_ref();
+        let bare = key.strip_suffix(b"/").unwrap_or(key);
+        let address = self.control[0];
+        let namespace = Namespace::new(NAMESPACE).unwrap_or_else(|error| panic!("{error}"));
+        let url = Url {
+            host: address.ip().to_string(),
+            port: address.port(),
+            namespace,
+            key: (!bare.is_empty()).then(|| Key::new(bare.to_vec()).unwrap_or_else(|error| panic!("{error}"))),
+            directory: bare.len() < key.len() || key.is_empty(),
+        };
+        url.to_string()
+    }
+
+    /// Starts the server and waits until it serves.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn serve(&mut self) {
+        assert!(self.server.is_none(), "it is served already");
+        self.starts += 1;
+        let out = self.root.path().join(format!("railfsd-{}.out", self.starts));
+        let file = |path: &Path| File::create(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let mut command = self.railfsd();
+        command.arg("serve").arg("--config").arg(&self.config).stdout(file(&out)).stderr(file(&self.log()));
+        let mut process = Process::start(&mut command);
+        wait::eventually("railfsd serves", wait::SOON, || {
+            if std::fs::read_to_string(&out).is_ok_and(|text| text.contains("railfsd ready")) {
+                return Ok(());
+            }
+            if let Some(status) = process.ended() {
+                panic!("railfsd ended ({status}): {}", std::fs::read_to_string(self.log()).unwrap_or_default());
+            }
+            Err("it has not said so".to_owned())
+        });
+        self.server = Some(process);
+    }
+
+    /// The log of the server's last run.
+    pub fn log(&self) -> PathBuf {
+        self.root.path().join(format!("railfsd-{}.err", self.starts))
+    }
+    /// The server's process.
+    ///
+    /// # Panics
+    /// It is not served.
+    pub fn server(&mut self) -> &mut Process {
+        self.server.as_mut().unwrap_or_else(|| panic!("the store is not served"))
+    }
+    /// Whether the server runs.
+    pub fn is_served(&mut self) -> bool {
+        self.server.as_mut().is_some_and(|server| server.ended().is_none())
+    }
+    /// Stops the server by SIGTERM, which must end well.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn stop(&mut self) {
+        let mut server = self.server.take().unwrap_or_else(|| panic!("the store is not served"));
+        server.signal(Signal::TERM);
+        let status = server.wait(wait::SOON);
+        assert!(status.success(), "railfsd ended with {status}: {}", std::fs::read_to_string(self.log()).unwrap_or_default());
+    }
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            server.kill();
+        }
+    }
+
+    /// Mounts what lies below a key ("" for all), with options.
+    ///
+    /// # Panics
+    /// It does not come up.
+    pub fn mount(&mut self, key: &str, options: &str) -> Mount {
+        self.mounts += 1;
+        let path = self.root.path().join(format!("m{}", self.mounts));
+        std::fs::create_dir(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let log = self.root.path().join(format!("m{}.log", self.mounts));
+        Mount::start(|| self.railfs(), &self.url(key), path, log, options)
+    }
+
+    /// What `railfs status URL --json` says.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn try_status(&self) -> Result<Value, String> {
+        let output = self.cli(&["status", "--json", &self.url("")]);
+        if output.code != Some(0) {
+            return Err(output.err());
+        }
+        serde_json::from_slice(&output.stdout).map_err(|error| format!("{error} in {}", output.out()))
+    }
+    /// The same.
+    ///
+    /// # Panics
+    /// It fails.
+    #[track_caller]
+    pub fn status(&self) -> Value {
+        self.try_status().unwrap_or_else(|error| panic!("status: {error}"))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // A stopped process does not end by SIGTERM; what tests want of a clean end they ask for themselves.
+        self.kill();
+        if std::thread::panicking() {
+            show_end(&self.log());
+        }
+    }
+}
+
+/// Shows the last lines of a log, for a test that failed.
+pub fn show_end(path: &Path) {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    eprintln!("-- the end of {}", path.display());
+    for line in &lines[lines.len().saturating_sub(40)..] {
+        eprintln!("   {line}");
+    }
+}
