@@ -62,7 +62,10 @@ fn i2_bytes_that_fail_their_check_are_pulled_again_and_never_stored() {
     assert_eq!(server.counter("pulls_bad"), 2);
     let hopeless = spoiled(&server, u64::MAX);
     let error = hopeless.put("b", &bytes).unwrap_err();
-    assert!(matches!(&error, Error::Aborted(text) if text.contains("ns/b") && text.contains("failed their check 3 times")), "{error}");
+    assert!(
+        matches!(&error, Error::Aborted(text) if text.contains("ns/b") && text.contains("failed their check 3 times")),
+        "{error}"
+    );
     assert!(matches!(hopeless.lookup("b"), railfs_proto::reply::Lookup::Absent(_)));
     until("what it made is gone", || server.components().len() == 2);
     client.assert_quiet();
@@ -103,7 +106,11 @@ impl Source for Gated {
     }
 }
 
-fn start_put(client: &TestClient, key: &str, source: Arc<dyn Source>) -> tokio::task::JoinHandle<railfs_engine::error::Result<railfs_engine::client::PutDone>> {
+fn start_put(
+    client: &TestClient,
+    key: &str,
+    source: Arc<dyn Source>,
+) -> tokio::task::JoinHandle<railfs_engine::error::Result<railfs_engine::client::PutDone>> {
     let (control, puts, name) = (Arc::clone(&client.control), Arc::clone(&client.puts), name(key));
     client.runtime.spawn(async move { put(&control, &puts, &name, source, options()).await })
 }
@@ -171,7 +178,8 @@ impl Source for Shrunk {
 }
 
 fn begin(client: &TestClient, key: &str) -> railfs_engine::control::Begun {
-    let begin = BeginPut { name: name(key), attributes: options().attributes, size: 0, stripe_size: 0, page_size: 0, width: 0 };
+    let begin =
+        BeginPut { name: name(key), attributes: options().attributes, size: 0, stripe_size: 0, page_size: 0, width: 0 };
     client.runtime.block_on(client.control.begin_put(&begin)).unwrap()
 }
 
@@ -303,7 +311,8 @@ impl SmallDisk {
     fn mount(at: &std::path::Path, bytes: u64) -> Result<SmallDisk, String> {
         let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
         let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("railfs-test", at, "tmpfs", flags, options.as_c_str()).map_err(|error| error.to_string())?;
+        rustix::mount::mount("railfs-test", at, "tmpfs", flags, options.as_c_str())
+            .map_err(|error| error.to_string())?;
         Ok(SmallDisk(at.to_owned()))
     }
 }
@@ -331,7 +340,10 @@ fn a_full_directory_is_named_and_what_was_written_is_freed() {
     let disk = match SmallDisk::mount(&config.stripe_dirs[2], 4 << 20) {
         Ok(disk) => disk,
         Err(why) => {
-            return skipped("a_full_directory_is_named_and_what_was_written_is_freed", &format!("cannot mount a tmpfs: {why}"));
+            return skipped(
+                "a_full_directory_is_named_and_what_was_written_is_freed",
+                &format!("cannot mount a tmpfs: {why}"),
+            );
         }
     };
     store::init(&config.stripe_dirs).unwrap();

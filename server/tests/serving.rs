@@ -14,7 +14,12 @@ fn objects_of_every_size_come_back_as_they_were_put() {
     let client = TestClient::connect(&server);
     let (page, stripe) = (4096usize, 16384usize);
     let around = |n: usize| [n - 1, n, n + 1];
-    let sizes = [0, 1].into_iter().chain(around(page)).chain(around(stripe)).chain(around(3 * stripe)).chain([9 * stripe + 5, 300_000]);
+    let sizes = [0, 1]
+        .into_iter()
+        .chain(around(page))
+        .chain(around(stripe))
+        .chain(around(3 * stripe))
+        .chain([9 * stripe + 5, 300_000]);
     for size in sizes {
         for width in [0, 1, 2] {
             let bytes = pattern(size, size as u64);
@@ -99,10 +104,19 @@ fn conditions_hold_or_nothing_happens() {
     assert_eq!(client.read("a"), b"1");
     let second = client.put_with("a", b"2", with(Some(first))).unwrap().version;
     assert!(second > first);
-    assert!(matches!(client.runtime.block_on(client.control.delete(&common::name("a"), [1; 16], Some(first))), Err(Error::Conflict { .. })));
-    assert_eq!(client.runtime.block_on(client.control.delete(&common::name("a"), [2; 16], Some(second))).unwrap(), second);
+    assert!(matches!(
+        client.runtime.block_on(client.control.delete(&common::name("a"), [1; 16], Some(first))),
+        Err(Error::Conflict { .. })
+    ));
+    assert_eq!(
+        client.runtime.block_on(client.control.delete(&common::name("a"), [2; 16], Some(second))).unwrap(),
+        second
+    );
     // The same request again, and another one.
-    assert_eq!(client.runtime.block_on(client.control.delete(&common::name("a"), [2; 16], Some(second))).unwrap(), second);
+    assert_eq!(
+        client.runtime.block_on(client.control.delete(&common::name("a"), [2; 16], Some(second))).unwrap(),
+        second
+    );
     assert!(matches!(client.delete("a"), Err(Error::NotFound(_))));
     server.assert_quiet();
 }
@@ -139,7 +153,13 @@ fn i8_superseded_versions_stay_for_their_time_and_go_then() {
     let mut server = TestServer::start(2, 1, "[retention]\nsuperseded = \"1 h\"\n");
     let client = TestClient::connect(&server);
     for version in 0..5u8 {
-        client.put_with("a", &pattern(50_000, u64::from(version)), PutOptions { stripe_size: 16384, page_size: 4096, ..options() }).unwrap();
+        client
+            .put_with(
+                "a",
+                &pattern(50_000, u64::from(version)),
+                PutOptions { stripe_size: 16384, page_size: 4096, ..options() },
+            )
+            .unwrap();
     }
     client.put("gone", b"x").unwrap();
     let (gone, _) = client.object("gone");
@@ -180,7 +200,8 @@ fn concurrent_puts_of_one_key_leave_one_whole_winner() {
     let client = TestClient::connect(&server);
     let done: Vec<_> = std::thread::scope(|scope| {
         let client = &client;
-        let puts: Vec<_> = (0..8u8).map(|i| scope.spawn(move || (i, client.put("k", &vec![i; 3 << 20]).unwrap()))).collect();
+        let puts: Vec<_> =
+            (0..8u8).map(|i| scope.spawn(move || (i, client.put("k", &vec![i; 3 << 20]).unwrap()))).collect();
         puts.into_iter().map(|put| put.join().unwrap()).collect()
     });
     let winner = done.iter().max_by_key(|(_, done)| done.version).unwrap();
@@ -250,7 +271,9 @@ fn status_tells_what_is_there() {
     assert_eq!((status.memory_limit_bytes, status.memory_used_bytes), (8 << 20, 0));
     assert_eq!(status.publishing, "ok");
     assert_eq!(status.directories.len(), 2);
-    assert!(status.directories.iter().all(|d| d.state == "ok" && d.total_bytes > 0 && d.available_bytes > 0 && d.holds_log));
+    assert!(
+        status.directories.iter().all(|d| d.state == "ok" && d.total_bytes > 0 && d.available_bytes > 0 && d.holds_log)
+    );
     assert_eq!(status.listeners.iter().map(|l| l.bytes_received).sum::<u64>(), 5 << 20);
     assert_eq!(status.listeners.iter().map(|l| l.bytes_sent).sum::<u64>(), 5 << 20);
     assert!(status.listeners.iter().all(|l| l.connections == 2));

@@ -45,12 +45,20 @@ pub struct TestServer {
     daemon: Option<Daemon>,
 }
 
+/// A loopback address of this process alone: a port that is given up in a restart is not taken by another test's
+/// connection meanwhile.
+pub fn own_address() -> std::net::Ipv4Addr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    std::net::Ipv4Addr::new(127, 1 + a % 250, b, c.clamp(2, 250))
+}
+
 /// `directories` stripe directories and `rails` rails on loopback, all ports chosen by the kernel.
 pub fn configured(root: &Path, directories: usize, rails: usize, more: &str) -> Config {
     let dirs: Vec<PathBuf> = (0..directories).map(|i| root.join(format!("d{i}"))).collect();
-    let rails: String = (0..rails).map(|i| format!("[[rail]]\nfabric = \"f{i}\"\nlisten = \"127.0.0.1:0\"\n")).collect();
+    let ip = own_address();
+    let rails: String = (0..rails).map(|i| format!("[[rail]]\nfabric = \"f{i}\"\nlisten = \"{ip}:0\"\n")).collect();
     let text = format!(
-        "node = \"n1\"\nstate_dir = {:?}\nstripe_dirs = {dirs:?}\n[control]\nlisten = \"127.0.0.1:0\"\n{rails}{more}",
+        "node = \"n1\"\nstate_dir = {:?}\nstripe_dirs = {dirs:?}\n[control]\nlisten = \"{ip}:0\"\n{rails}{more}",
         root.join("state")
     );
     config::parse(&text, "test", "n1").unwrap_or_else(|error| panic!("{error}")).0
@@ -339,7 +347,12 @@ impl TestClient {
 
     pub fn fetch(&self, rail: usize, request: v1::FetchRequest) -> Fetched {
         let length = request.length;
-        match self.ask(rail, Lane::Bulk, self.request(rail_request::Body::Fetch(request)), Some(length.clamp(1, 1 << 20))) {
+        match self.ask(
+            rail,
+            Lane::Bulk,
+            self.request(rail_request::Body::Fetch(request)),
+            Some(length.clamp(1, 1 << 20)),
+        ) {
             Event::Replied { message, bulk, extent, .. } => {
                 let reply: v1::RailReply = prost::Message::decode(message).unwrap();
                 let bytes = extent.map(|extent| extent.bytes()[..bulk as usize].to_vec()).unwrap_or_default();
