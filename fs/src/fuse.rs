@@ -148,7 +148,9 @@ impl Filesystem for Adapter {
         self.lacks.shared_mmap.store(lacks, Ordering::Relaxed);
         if lacks {
             let version = config.kernel_abi();
-            tracing::warn!("kernel before 6.6 (FUSE {version}): mmap with MAP_SHARED fails with ENODEV, MAP_PRIVATE works");
+            tracing::warn!(
+                "kernel before 6.6 (FUSE {version}): mmap with MAP_SHARED fails with ENODEV, MAP_PRIVATE works"
+            );
         }
         Ok(())
     }
@@ -243,14 +245,7 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn releasedir(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        handle: FileHandle,
-        _flags: OpenFlags,
-        reply: ReplyEmpty,
-    ) {
+    fn releasedir(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
         self.fs.releasedir(handle.0);
         reply.ok();
     }
@@ -407,15 +402,7 @@ impl Filesystem for Adapter {
     ) {
         reply.error(code(Errno::ROFS));
     }
-    fn mkdir(
-        &self,
-        _request: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        reply: ReplyEntry,
-    ) {
+    fn mkdir(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
         reply.error(code(Errno::ROFS));
     }
     fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
