@@ -7,7 +7,7 @@
 //! * [`TcpRail::close`] returns within a second or so, whatever the network or the tickets do.
 
 use super::connection::{Connection, Parts};
-use super::signal::{Deferred, Latch, Running, Signal, lock, tell_late};
+use super::signal::{Deferred, Latch, Signal, lock, tell_late};
 use super::{RailConfig, Tickets, socket};
 use crate::clock::{Clock, Time};
 use crate::rail::backoff::Backoff;
@@ -20,8 +20,7 @@ use railfs_proto::frame::FrameKind;
 use railfs_proto::v1::{Code, JoinReply};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
-use std::thread::ThreadId;
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 /// How long [`TcpRail::close`] waits for the threads, and the rail's thread for its connections.
@@ -73,7 +72,6 @@ struct Shared {
     closing: AtomicBool,
     /// Raised once, by close: ends connecting and joining.
     stop: Signal,
-    thread: OnceLock<ThreadId>,
     latch: Arc<Latch>,
 }
 
@@ -110,13 +108,12 @@ impl TcpRail {
             notes,
             closing: AtomicBool::new(false),
             stop: Signal::new()?,
-            thread: OnceLock::new(),
             latch: Arc::default(),
         });
         let running = shared.latch.enter();
         let of_thread = shared.clone();
         std::thread::Builder::new().name(shared.config.name.clone()).spawn(move || {
-            let _ = of_thread.thread.set(std::thread::current().id());
+            running.begin();
             Keeper::new(of_thread, inbox).run();
             drop(running);
         })?;
@@ -180,9 +177,6 @@ impl Rail for TcpRail {
         shared.closing.store(true, Ordering::SeqCst);
         shared.stop.raise();
         let _ = shared.notes.send(Note::Close);
-        if shared.thread.get() == Some(&std::thread::current().id()) {
-            return;
-        }
         if !shared.latch.wait(CLOSE) {
             tracing::error!(rail = %shared.config.name, "a thread of the rail has not ended; it is left behind");
         }
@@ -213,12 +207,14 @@ struct Keeper {
     phase: Phase,
     /// Numbers the pairs: a note of an older one means nothing.
     number: u64,
+    /// The reason of being down that was logged last.
+    logged: Option<String>,
 }
 
 impl Keeper {
     fn new(shared: Arc<Shared>, inbox: Receiver<Note>) -> Keeper {
         let backoff = Backoff::new(shared.config.seed);
-        Keeper { shared, inbox, backoff, phase: Phase::Waiting(Time(0)), number: 0 }
+        Keeper { shared, inbox, backoff, phase: Phase::Waiting(Time(0)), number: 0, logged: None }
     }
 
     fn run(mut self) {
@@ -273,15 +269,26 @@ impl Keeper {
         }
     }
 
-    fn set_state(&self, state: State) {
-        let changed = {
-            let mut now = lock(&self.shared.state);
-            std::mem::replace(&mut *now, state.clone()) != state
-        };
+    /// Loud once: a rail that stays down for one reason is logged once, however often it is tried (I11).
+    fn set_state(&mut self, state: State) {
         let config = &self.shared.config;
-        if changed {
-            tracing::info!(rail = %config.name, remote = %config.remote, ?state, "rail");
+        match &state {
+            State::Up => {
+                self.logged = None;
+                tracing::info!(rail = %config.name, remote = %config.remote, "rail is up");
+            }
+            State::Silent => {
+                tracing::warn!(rail = %config.name, remote = %config.remote, "rail is silent while an answer is due");
+            }
+            State::Down(why) if self.logged.as_ref() != Some(why) => {
+                tracing::warn!(rail = %config.name, remote = %config.remote, %why, "rail is down; it will be tried again");
+                self.logged = Some(why.clone());
+            }
+            State::Down(_) | State::Connecting => {
+                tracing::debug!(rail = %config.name, remote = %config.remote, ?state, "rail");
+            }
         }
+        lock(&self.shared.state).clone_from(&state);
         self.shared.events.event(Event::State(state));
     }
 
@@ -294,6 +301,7 @@ impl Keeper {
         let running = shared.latch.enter();
         let name = format!("{}-join", shared.config.name);
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            running.begin();
             let result = join_lane(&shared, Lane::Small).and_then(|small| Ok((join_lane(&shared, Lane::Bulk)?, small)));
             let _ = shared.notes.send(Note::Attempt(result));
             drop(running);
@@ -352,13 +360,14 @@ impl Keeper {
             Lane::Small => "small",
         };
         let name = format!("{}-{kind}", self.shared.config.name);
-        let running: [Running; 2] = [connection.running(), self.shared.latch.enter()];
+        let (of_connection, of_rail) = (connection.running(), self.shared.latch.enter());
         let (connection, notes, number) = (connection.clone(), self.shared.notes.clone(), self.number);
         std::thread::Builder::new().name(name).spawn(move || {
+            of_rail.begin();
             let why = connection.run(&|_| drop(notes.send(Note::Silence)));
             drop(connection);
             let _ = notes.send(Note::Ended(number, format!("{kind} lane: {why}")));
-            drop(running);
+            drop((of_connection, of_rail));
         })?;
         Ok(())
     }
@@ -407,7 +416,10 @@ impl Keeper {
                 }
             }
         }
-        self.set_state(State::Down("closed".into()));
+        let closed = State::Down("closed".into());
+        tracing::info!(rail = %self.shared.config.name, "rail is closed");
+        lock(&self.shared.state).clone_from(&closed);
+        self.shared.events.event(Event::State(closed));
         for event in self.shared.deferred.end() {
             self.shared.events.event(event);
         }

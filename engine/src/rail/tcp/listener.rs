@@ -115,6 +115,7 @@ impl TcpListener {
         std::thread::Builder::new()
             .name(format!("{name}-accept"))
             .spawn(move || {
+                running.begin();
                 of_thread.accept(&sockets);
                 drop(running);
             })
@@ -248,6 +249,7 @@ impl Shared {
 
     /// The thread of one connection: joining, then its whole life.
     fn connection(self: Arc<Self>, number: u64, stream: Arc<TcpStream>, peer: SocketAddr, running: Running) {
+        running.begin();
         let made = self.join(number, &stream, peer);
         lock(&self.table).unjoined.retain(|(other, _)| *other != number);
         drop(stream);

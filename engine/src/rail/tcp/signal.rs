@@ -6,6 +6,7 @@
 
 use crate::rail::{Event, Events};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,6 +115,11 @@ pub(super) fn tell_late(events: Arc<dyn Events>, event: Event) {
     }
 }
 
+thread_local! {
+    /// The latch that this thread is counted by, by address; 0: none.
+    static COUNTED: Cell<usize> = const { Cell::new(0) };
+}
+
 /// Counts threads; somebody waits until there are none.
 #[derive(Debug, Default)]
 pub(super) struct Latch {
@@ -130,8 +136,11 @@ impl Latch {
         *lock(&self.running) += 1;
         Running(self.clone())
     }
-    /// Whether all have ended.
-    pub(super) fn wait(&self, limit: Duration) -> bool {
+    /// Whether all have ended. One of them does not wait for itself: there the answer is yes at once.
+    pub(super) fn wait(self: &Arc<Latch>, limit: Duration) -> bool {
+        if COUNTED.get() == Arc::as_ptr(self).addr() {
+            return true;
+        }
         let until = Instant::now() + limit;
         let mut running = lock(&self.running);
         while *running > 0 {
@@ -142,6 +151,13 @@ impl Latch {
             running = self.ended.wait_timeout(running, until - now).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+}
+
+impl Running {
+    /// On the thread itself, so that [`Latch::wait`] knows it.
+    pub(super) fn begin(&self) {
+        COUNTED.set(Arc::as_ptr(&self.0).addr());
     }
 }
 
