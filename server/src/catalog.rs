@@ -131,6 +131,8 @@ fn current_version(current: Option<u64>) -> String {
 pub enum PutOutcome {
     /// Durable and visible. Also the answer to a repeated request, whatever has happened since.
     Committed {
+        /// The version that the request made: of a repeated one not the put's own, whose files are not needed then.
+        version: u64,
         /// The version it replaced, which is to be reclaimed in time.
         replaced: Option<u64>,
     },

@@ -48,12 +48,12 @@ fn a_put_is_seen_and_replaces() {
         assert_eq!(catalog.lookup(&name("a")).await.unwrap().namespace_mtime, None);
         let before = catalog.revision();
         let first = catalog.commit_put(put("a", v)).await.unwrap();
-        assert_eq!(first, PutOutcome::Committed { replaced: None });
+        assert_eq!(first, PutOutcome::Committed { version: v, replaced: None });
         assert!(catalog.revision() > before);
         let looked = catalog.lookup(&name("a")).await.unwrap();
         assert!(looked.revision >= catalog.revision() && looked.namespace_mtime.is_some());
         let second = catalog.commit_put(put("a", v + 1)).await.unwrap();
-        assert_eq!(second, PutOutcome::Committed { replaced: Some(v) });
+        assert_eq!(second, PutOutcome::Committed { version: v + 1, replaced: Some(v) });
         assert_eq!(current(&catalog, "a").await, Some(v + 1));
         let standing = catalog.standing(v).await.unwrap().unwrap();
         assert!(standing.superseded.is_some() && standing.descriptor == descriptor(v) && standing.name == name("a"));
@@ -93,10 +93,10 @@ fn conditions_hold_or_conflict() {
         let with = |version, condition| Put { condition, ..put("a", version) };
         assert_eq!(catalog.commit_put(with(v, Condition::IfVersion(7))).await.unwrap(), conflict(None));
         let first = catalog.commit_put(with(v, Condition::IfAbsent)).await.unwrap();
-        assert_eq!(first, PutOutcome::Committed { replaced: None });
+        assert_eq!(first, PutOutcome::Committed { version: v, replaced: None });
         assert_eq!(catalog.commit_put(with(v + 1, Condition::IfAbsent)).await.unwrap(), conflict(Some(v)));
         let next = catalog.commit_put(with(v + 2, Condition::IfVersion(v))).await.unwrap();
-        assert_eq!(next, PutOutcome::Committed { replaced: Some(v) });
+        assert_eq!(next, PutOutcome::Committed { version: v + 2, replaced: Some(v) });
         let gone = Delete { condition: Condition::IfVersion(v), ..delete("a", v + 3) };
         let conflict = DeleteOutcome::Conflict(Conflict::Version { current: Some(v + 2) });
         assert_eq!(catalog.delete(gone).await.unwrap(), conflict);
@@ -120,11 +120,11 @@ fn a_name_is_not_a_file_and_a_directory() {
         // Neighbours in the order of bytes are no relatives.
         for (at, key) in ["a/b/c.x", "a/b/c0", "a/bb", "a.", "a0"].into_iter().enumerate() {
             let done = catalog.commit_put(put(key, v + 6 + at as u64)).await.unwrap();
-            assert_eq!(done, PutOutcome::Committed { replaced: None }, "{key}");
+            assert_eq!(done, PutOutcome::Committed { version: v + 6 + at as u64, replaced: None }, "{key}");
         }
         catalog.delete(delete("a/b/c", v + 15)).await.unwrap();
         let below = catalog.commit_put(put("a/b/c/d", v + 16)).await.unwrap();
-        assert_eq!(below, PutOutcome::Committed { replaced: None });
+        assert_eq!(below, PutOutcome::Committed { version: v + 16, replaced: None });
     });
 }
 

@@ -227,7 +227,7 @@ fn request_ids_are_bounded_and_survive_a_rebuild() {
         let expected = match at {
             // Forgotten, but it is still true that something newer is there.
             0 | 1 => PutOutcome::Superseded { by: first + 4 },
-            _ => PutOutcome::Committed { replaced: Some(first + at as u64 - 1) },
+            _ => PutOutcome::Committed { version: first + at as u64, replaced: Some(first + at as u64 - 1) },
         };
         assert_eq!(outcome, expected, "{at}");
     }

@@ -148,7 +148,7 @@ impl State {
         let newest = current.max(self.tombstones.get(&put.name).copied()).unwrap_or(0);
         if put.condition == Condition::Always && newest >= version {
             return Ok(match current == Some(version) {
-                true => PutOutcome::Committed { replaced: None },
+                true => PutOutcome::Committed { version, replaced: None },
                 false => PutOutcome::Superseded { by: newest },
             });
         }
@@ -166,7 +166,7 @@ impl State {
         self.changed(&put.name);
         self.tombstones.remove(&put.name);
         self.objects.insert(put.name.clone(), put.descriptor);
-        let outcome = PutOutcome::Committed { replaced };
+        let outcome = PutOutcome::Committed { version, replaced };
         self.puts.insert(put.request, (put.name, outcome.clone()));
         Ok(outcome)
     }

@@ -211,7 +211,7 @@ impl SimDisks {
                     for (at, sector) in sectors(*offset, written) {
                         let kept = match survives {
                             Survives::All | Survives::Nothing => false,
-                            Survives::Some(_) => next_random(&mut random) % 2 == 0,
+                            Survives::Some(_) => next_random(&mut random).is_multiple_of(2),
                         };
                         if kept {
                             bytes[at..at + sector.len()].copy_from_slice(sector);

@@ -118,9 +118,10 @@ impl<'t> Tables<'t> {
         let key = key_of(&put.name);
         let version = put.descriptor.version;
         if let Some(done) = self.requests.get(&put.request)? {
-            let (_, kind, _, other, name) = done.value();
+            let (_, kind, made, other, name) = done.value();
+            let replaced = (other != 0).then_some(other);
             return Ok(match (kind, name == key) {
-                (PUT, true) => Verdict::Answer(PutOutcome::Committed { replaced: (other != 0).then_some(other) }),
+                (PUT, true) => Verdict::Answer(PutOutcome::Committed { version: made, replaced }),
                 _ => Verdict::Refuse(Refusal::RequestReused(hex(&put.request))),
             });
         }
@@ -132,7 +133,7 @@ impl<'t> Tables<'t> {
         if newest >= Some(version) {
             // Older than what is there: ordered just before it, unless that contradicts a condition.
             return Ok(Verdict::Answer(match (put.condition, newest) {
-                (Condition::Always, _) if current == Some(version) => PutOutcome::Committed { replaced: None },
+                (Condition::Always, _) if current == Some(version) => PutOutcome::Committed { version, replaced: None },
                 (Condition::Always, Some(by)) => PutOutcome::Superseded { by },
                 _ => PutOutcome::Conflict(Conflict::Version { current }),
             }));
@@ -154,7 +155,7 @@ impl<'t> Tables<'t> {
             request: Bytes::copy_from_slice(&put.request),
             descriptor: Some(put.descriptor.to_message()),
         };
-        Ok(Verdict::Record(Body::Put(record), PutOutcome::Committed { replaced: current }))
+        Ok(Verdict::Record(Body::Put(record), PutOutcome::Committed { version, replaced: current }))
     }
 
     /// Whether a delete may be recorded now.
