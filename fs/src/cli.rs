@@ -177,7 +177,8 @@ fn usage(error: &clap::Error) -> ExitCode {
             let text = error.to_string();
             let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
             let first = lines.next().unwrap_or("wrong arguments");
-            let rest: Vec<&str> = lines.take_while(|line| !line.starts_with("Usage") && !line.starts_with("For more")).collect();
+            let rest: Vec<&str> =
+                lines.take_while(|line| !line.starts_with("Usage") && !line.starts_with("For more")).collect();
             let first = first.strip_prefix("error: ").unwrap_or(first);
             eprintln!("railfs: {}; see `railfs --help`", [&[first], &*rest].concat().join(" "));
             ExitCode::from(2)
@@ -230,7 +231,8 @@ fn put_settings(arguments: &PutArguments) -> Result<put::Settings, Failure> {
     let size = |name: &str, text: &Option<String>| match text {
         None => Ok(0),
         Some(text) => {
-            let size = railfs_proto::units::parse_size(text).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+            let size =
+                railfs_proto::units::parse_size(text).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
             u32::try_from(size).map_err(|_| Failure::usage(format!("{name}: {text} is too large")))
         }
     };
@@ -357,7 +359,9 @@ mod tests {
         use clap::CommandFactory;
         Cli::command().debug_assert();
         assert!(Cli::try_parse_from(["railfs", "put", "f", "u", "--if-absent", "--if-version", "3"]).is_err());
-        assert!(Cli::try_parse_from(["railfs", "mount", "u", "m", "-f", "-o", "ro,arena=1GiB", "-o", "threads=2"]).is_ok());
+        assert!(
+            Cli::try_parse_from(["railfs", "mount", "u", "m", "-f", "-o", "ro,arena=1GiB", "-o", "threads=2"]).is_ok()
+        );
     }
 
     #[test]
@@ -366,7 +370,8 @@ mod tests {
             Ok(Cli { command: Command::Put(arguments) }) => put_settings(&arguments),
             other => panic!("{other:?}"),
         };
-        let settings = parse(&["--stripe-size", "4MiB", "--page-size", "64 KiB", "--width", "2", "--if-absent"]).unwrap();
+        let settings =
+            parse(&["--stripe-size", "4MiB", "--page-size", "64 KiB", "--width", "2", "--if-absent"]).unwrap();
         assert_eq!((settings.stripe_size, settings.page_size, settings.width), (4 << 20, 64 << 10, 2));
         assert_eq!(settings.if_version, Some(0));
         assert_eq!(parse(&["--stripe-size", "4 GiB"]).unwrap_err().code, 2);

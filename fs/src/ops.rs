@@ -238,12 +238,7 @@ impl FileSystem {
         }
     }
 
-    fn directory_attr(
-        &self,
-        ino: u64,
-        key: Key,
-        reply: impl FnOnce(Result<(Attr, Duration), Errno>) + Send + 'static,
-    ) {
+    fn directory_attr(&self, ino: u64, key: Key, reply: impl FnOnce(Result<(Attr, Duration), Errno>) + Send + 'static) {
         let (request, shared) = (self.begin(), self.0.clone());
         let name = shared.name(&key);
         let found = move |found: Result<Found, Error>| {
@@ -282,7 +277,7 @@ impl FileSystem {
                 Ok(listing) => shared.note_mtime(listing.mtime),
                 Err(Error::NotFound(_)) => {}
                 Err(error) => {
-                    shared.fail("getattr", &"the root", &error);
+                    shared.fail("getattr", &"", &error);
                 }
             }
             let mtime = {
@@ -322,13 +317,7 @@ impl FileSystem {
     }
 
     /// READ: all bytes from `offset`, `size` of them (fewer only at the end of the file).
-    pub fn read(
-        &self,
-        handle: u64,
-        offset: u64,
-        size: u32,
-        reply: impl FnOnce(Result<&[u8], Errno>) + Send + 'static,
-    ) {
+    pub fn read(&self, handle: u64, offset: u64, size: u32, reply: impl FnOnce(Result<&[u8], Errno>) + Send + 'static) {
         let Some(file) = self.0.file(handle) else { return reply(Err(Errno::BADF)) };
         let left = file.object.descriptor.striping.size().saturating_sub(offset);
         let length = u32::try_from(left).map_or(size, |left| left.min(size));

@@ -264,7 +264,8 @@ mod tests {
             bandwidth: 6,
             bad_pages: 7,
         };
-        let status = Status { store: "s".to_owned(), rails: vec![rail], counters: vec![("reads", 3)], ..Default::default() };
+        let status =
+            Status { store: "s".to_owned(), rails: vec![rail], counters: vec![("reads", 3)], ..Default::default() };
         let reply = StatusReply { directories: vec![Default::default()], ..Default::default() };
         let document = Document::new(status.clone(), &Ok(reply));
         let json = serde_json::to_value(&document).unwrap();

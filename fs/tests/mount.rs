@@ -256,13 +256,11 @@ fn everything_that_would_change_something_is_refused() {
         ("fchmod", file.set_permissions(PermissionsExt::from_mode(0o777))),
         ("chown", std::os::unix::fs::chown(&f, Some(1), None)),
         ("utimes", file.set_modified(std::time::SystemTime::UNIX_EPOCH)),
-        ("mknod", rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &new,
-            rustix::fs::FileType::Fifo,
-            rustix::fs::Mode::RUSR,
-            0,
-        ).map_err(Into::into)),
+        (
+            "mknod",
+            rustix::fs::mknodat(rustix::fs::CWD, &new, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+                .map_err(Into::into),
+        ),
         ("setxattr", rustix::fs::setxattr(&f, "user.x", b"1", rustix::fs::XattrFlags::empty()).map_err(Into::into)),
         ("removexattr", rustix::fs::removexattr(&f, "user.x").map_err(Into::into)),
     ];

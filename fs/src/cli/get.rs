@@ -151,7 +151,10 @@ fn copy(
         })?;
         if bytes.len() != length as usize {
             let got = bytes.len();
-            return Err(Failure::failed(format!("{}: {got} bytes at {offset} where {length} were asked for", object.name)));
+            return Err(Failure::failed(format!(
+                "{}: {got} bytes at {offset} where {length} were asked for",
+                object.name
+            )));
         }
         write(&bytes)?;
     }

@@ -44,8 +44,7 @@ fn list(client: &Arc<Client>, url: &Url, style: Style, out: &mut dyn Write) -> R
     if let Some(name) = url.object().filter(|_| !url.directory) {
         match Client::wait(|done| client.lookup(&name, done))? {
             Found::Object(object) => {
-                let entry =
-                    ListEntry { key: name.key.as_bytes().to_vec(), object: Some(object.descriptor.clone()) };
+                let entry = ListEntry { key: name.key.as_bytes().to_vec(), object: Some(object.descriptor.clone()) };
                 return show(url, &entry, name.key.last_part(), style, out);
             }
             Found::Absent => return Err(Failure::not_found(format!("{name}: not found"))),
@@ -63,7 +62,9 @@ fn list(client: &Arc<Client>, url: &Url, style: Style, out: &mut dyn Write) -> R
     let mut shown = false;
     loop {
         let listing = Client::wait(|done| client.list(query.clone(), done)).map_err(|error| match error {
-            Error::NotFound(_) => Failure::not_found(format!("namespace {}: nobody has put anything there", url.namespace)),
+            Error::NotFound(_) => {
+                Failure::not_found(format!("namespace {}: nobody has put anything there", url.namespace))
+            }
             error => error.into(),
         })?;
         for entry in &listing.entries {
@@ -137,7 +138,9 @@ fn attributes(descriptor: &Descriptor) -> serde_json::Map<String, Value> {
 pub fn stat(url: &Url, json: bool) -> Result<(), Failure> {
     let name = url.object().filter(|_| !url.directory);
     let Some(name) = name else {
-        return Err(Failure::usage(format!("{url} names a directory: stat takes one object, `railfs ls` lists directories")));
+        return Err(Failure::usage(format!(
+            "{url} names a directory: stat takes one object, `railfs ls` lists directories"
+        )));
     };
     let client = connect(url)?;
     let found = Client::wait(|done| client.lookup(&name, done));

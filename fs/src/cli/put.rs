@@ -63,7 +63,10 @@ pub fn put(source: &Path, url: &Url, settings: &Settings) -> Result<(), Failure>
             let walk = walk::walk(source, url.key.as_ref());
             walk.check()?;
             if walk.empty > 0 {
-                eprintln!("railfs: {} empty directories are not put: a directory exists by what lies below it", walk.empty);
+                eprintln!(
+                    "railfs: {} empty directories are not put: a directory exists by what lies below it",
+                    walk.empty
+                );
             }
             walk.items
         }
@@ -149,7 +152,11 @@ fn put_one(client: &Arc<Client>, url: &Url, item: &Item, settings: &Settings) ->
     let done = client.put(&name, source, options).map_err(|error| {
         let general = matches!(
             error,
-            Error::Unreachable { .. } | Error::TimedOut { .. } | Error::NoSpace(_) | Error::ReadOnly(_) | Error::Denied(_)
+            Error::Unreachable { .. }
+                | Error::TimedOut { .. }
+                | Error::NoSpace(_)
+                | Error::ReadOnly(_)
+                | Error::Denied(_)
         );
         let failure = Failure::from(error);
         (Failure { message: format!("{shown}: {}", failure.message), ..failure }, general)

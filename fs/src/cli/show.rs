@@ -160,7 +160,11 @@ mod tests {
         let mount = Mount { degraded: vec!["rail a 1:2 is down".to_owned()], ..Mount::default() };
         let document = Document {
             rails: vec![rail],
-            directories: vec![Directory { path: "/d1".to_owned(), state: "suspect".to_owned(), ..Directory::default() }],
+            directories: vec![Directory {
+                path: "/d1".to_owned(),
+                state: "suspect".to_owned(),
+                ..Directory::default()
+            }],
             server_error: Some("h:1 cannot be reached: refused".to_owned()),
             mount: Some(mount),
             ..Document::default()

@@ -121,8 +121,9 @@ impl Walk {
         if above.contains(&identity) {
             return self.problem(format!("{}: a link that leads back to a directory above it", directory.display()));
         }
-        let names = std::fs::read_dir(directory)
-            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<Result<Vec<_>, _>>());
+        let names = std::fs::read_dir(directory).and_then(|entries| {
+            entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<Result<Vec<_>, _>>()
+        });
         let mut names = match names {
             Ok(names) => names,
             Err(error) => return self.problem(format!("{}: {error}", directory.display())),

@@ -62,7 +62,9 @@ pub fn mount(source: &str, point: &Path, options: &Options) -> Result<(OwnedFd, 
 fn mount_directly(source: &str, point: &Path, options: &Options) -> Result<OwnedFd, Failure> {
     let device = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).map_err(|error| {
         let cure = match error.kind() {
-            std::io::ErrorKind::NotFound => "load the kernel's module (modprobe fuse), or give the container the device",
+            std::io::ErrorKind::NotFound => {
+                "load the kernel's module (modprobe fuse), or give the container the device"
+            }
             _ => "give this user the right to it",
         };
         Failure::failed(format!("{DEVICE}: {error}: {cure}"))

@@ -55,13 +55,18 @@ pub fn launch(url: &str, point: &Path, lists: &[String], options: &Options, log:
         }
         Err(_) => {
             end(&daemon);
-            return Err(Failure::failed(format!("the mount's daemon says nothing after {limit:?}, see {}", log.display())));
+            return Err(Failure::failed(format!(
+                "the mount's daemon says nothing after {limit:?}, see {}",
+                log.display()
+            )));
         }
     }
     let limit = options.metadata_timeout + Duration::from_secs(2);
     match place::probe(point, limit) {
         Some(Ok(metadata)) if metadata.ino() == ROOT => Ok(()),
-        Some(Ok(_)) => Err(Failure::failed(format!("{} was unmounted already, see {}", point.display(), log.display()))),
+        Some(Ok(_)) => {
+            Err(Failure::failed(format!("{} was unmounted already, see {}", point.display(), log.display())))
+        }
         other => {
             end(&daemon);
             let why = match other {

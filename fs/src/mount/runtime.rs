@@ -62,7 +62,10 @@ pub fn directory() -> Result<PathBuf, Failure> {
     };
     let mut builder = std::fs::DirBuilder::new();
     if let Err(error) = builder.mode(0o700).recursive(true).create(&path) {
-        return Err(Failure::failed(format!("{}: {error}: set {DIRECTORY_VARIABLE} to another directory", path.display())));
+        return Err(Failure::failed(format!(
+            "{}: {error}: set {DIRECTORY_VARIABLE} to another directory",
+            path.display()
+        )));
     }
     // In a directory that all may write to, the name could have been taken by anybody.
     let metadata = std::fs::symlink_metadata(&path).map_err(|error| io(path.display(), &error))?;
@@ -132,7 +135,8 @@ impl Lock {
         let path = files.lock.display();
         let mut attempts = 0;
         loop {
-            let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&files.lock);
+            let opened =
+                OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&files.lock);
             let mut file = opened.map_err(|error| io(&path, &error))?;
             if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
                 // Somebody who only looks (`holder`) has the lock for a moment; whoever mounts keeps it.
@@ -148,7 +152,8 @@ impl Lock {
                 )));
             }
             // The last holder may have removed the file between our open and our lock.
-            let same = std::fs::metadata(&files.lock).ok().zip(file.metadata().ok()).is_some_and(|(a, b)| a.ino() == b.ino());
+            let same =
+                std::fs::metadata(&files.lock).ok().zip(file.metadata().ok()).is_some_and(|(a, b)| a.ino() == b.ino());
             if !same {
                 continue;
             }
@@ -194,10 +199,7 @@ mod tests {
         let lock = Lock::take(&files, &holder_of("/m"), false).unwrap();
         assert_eq!(holder(&files.lock), Some(holder_of("/m")));
         let refused = Lock::take(&files, &holder_of("/m"), false).unwrap_err();
-        assert_eq!(
-            refused.message,
-            "/m is mounted already, by process 7 (railfs://h/ns/): `railfs umount /m` first"
-        );
+        assert_eq!(refused.message, "/m is mounted already, by process 7 (railfs://h/ns/): `railfs umount /m` first");
         std::fs::write(&files.log, "").unwrap();
         drop(lock);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a clean end leaves no file");

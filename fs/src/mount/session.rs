@@ -31,7 +31,7 @@ pub fn start(
 /// # Errors
 /// As [`start`].
 pub fn serve(
-    filesystem: impl fuser::Filesystem + Send + Sync + 'static,
+    filesystem: impl fuser::Filesystem + 'static,
     connection: OwnedFd,
     options: &Options,
     ended: impl FnOnce(io::Result<()>) + Send + 'static,

@@ -71,7 +71,8 @@ pub fn read() -> std::io::Result<Vec<Mounted>> {
 /// # Errors
 /// `/proc` is not there.
 pub fn railfs_at(path: &Path) -> std::io::Result<Option<Mounted>> {
-    let top = read()?.into_iter().rev().find(|mounted| mounted.point.as_os_str().as_bytes() == path.as_os_str().as_bytes());
+    let top =
+        read()?.into_iter().rev().find(|mounted| mounted.point.as_os_str().as_bytes() == path.as_os_str().as_bytes());
     Ok(top.filter(|mounted| mounted.fstype == FSTYPE))
 }
 

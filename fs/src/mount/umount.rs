@@ -20,7 +20,9 @@ pub fn umount(path: &Path, lazy: bool) -> Result<(), Failure> {
     let mounted = table::railfs_at(&point).map_err(|error| io("/proc/self/mountinfo", &error))?;
     let holder = runtime::holder(&files.lock);
     if mounted.is_none() && holder.is_none() {
-        return Err(Failure::failed(format!("{shown} is not a railfs mount (`railfs status` lists those of this user)")));
+        return Err(Failure::failed(format!(
+            "{shown} is not a railfs mount (`railfs status` lists those of this user)"
+        )));
     }
     if mounted.is_some() {
         kernel::unmount(&point, lazy).map_err(|error| match error {

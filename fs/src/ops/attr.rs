@@ -58,11 +58,7 @@ pub struct Facts {
 impl Facts {
     /// Of a descriptor.
     pub fn of(descriptor: &Descriptor) -> Facts {
-        Facts {
-            version: descriptor.version,
-            size: descriptor.striping.size(),
-            attributes: descriptor.attributes,
-        }
+        Facts { version: descriptor.version, size: descriptor.striping.size(), attributes: descriptor.attributes }
     }
     /// Of a looked-up object.
     pub fn of_object(object: &Object) -> Facts {
@@ -121,11 +117,7 @@ mod tests {
     use super::*;
 
     fn facts(size: u64) -> Facts {
-        Facts {
-            version: 2000,
-            size,
-            attributes: Attributes { mode: 0o4755, mtime_seconds: -7, mtime_nanoseconds: 9 },
-        }
+        Facts { version: 2000, size, attributes: Attributes { mode: 0o4755, mtime_seconds: -7, mtime_nanoseconds: 9 } }
     }
 
     #[test]

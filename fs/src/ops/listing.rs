@@ -181,7 +181,13 @@ impl Shared {
                     Some(facts) => facts.version,
                     None => self.inodes.directory_number(Some(&item.key)),
                 };
-                sink.is_full_for(&Emitted { ino, next: offset, kind: kind(item), name: item.key.last_part(), plus: None })
+                sink.is_full_for(&Emitted {
+                    ino,
+                    next: offset,
+                    kind: kind(item),
+                    name: item.key.last_part(),
+                    plus: None,
+                })
             };
             if full {
                 return;

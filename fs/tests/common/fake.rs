@@ -64,10 +64,15 @@ impl Fake {
     pub fn put(&self, key: &str, bytes: &[u8]) -> u64 {
         let bytes = bytes.to_vec();
         let size = bytes.len() as u64;
-        self.put_with(key, size, 0o644, Arc::new(move |offset, out| {
-            let start = usize::try_from(offset).unwrap();
-            out.copy_from_slice(&bytes[start..start + out.len()]);
-        }))
+        self.put_with(
+            key,
+            size,
+            0o644,
+            Arc::new(move |offset, out| {
+                let start = usize::try_from(offset).unwrap();
+                out.copy_from_slice(&bytes[start..start + out.len()]);
+            }),
+        )
     }
 
     /// Puts an object whose bytes are made when they are read.
