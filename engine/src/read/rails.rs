@@ -2,7 +2,8 @@
 //!
 //! A fetch goes to the rail that would finish it first: bytes queued there and its own, over the measured bandwidth.
 //! Bandwidths within a factor of two of the best count as equal (a shared machine's noise is of that size; the length of
-//! the queues settles the rest), and equal predictions go to the rail that got less lately.
+//! the queues settles the rest), and equal predictions go to the rail that got less lately. A rail that was measured slow
+//! is tried again when it has had nothing to do for a second: one bad measurement must not starve it for ever.
 
 use crate::clock::Time;
 use crate::rail::State;
@@ -38,6 +39,10 @@ pub struct Reason {
 const WRONG_PENALTY: Duration = Duration::from_secs(10);
 /// What a new rail is taken to do, bytes a second, until measured.
 const UNMEASURED: u64 = 1 << 30;
+/// After so long without an answer a measurement says little.
+const STALE: Duration = Duration::from_secs(1);
+/// Of a smaller fetch that had the rail to itself the time tells the round trip, not the bandwidth.
+const TELLING: u64 = 512 << 10;
 
 #[derive(Clone, Debug)]
 pub(crate) struct RailView {
@@ -46,7 +51,11 @@ pub(crate) struct RailView {
     pub(crate) reason: Reason,
     proven: bool,
     was_down: bool,
+    /// Bytes a second; 0: not measured.
     pub(crate) bandwidth: u64,
+    /// Nanoseconds for a MiB, averaged; the same thing. (Answers come in bursts: an average of rates would be led by
+    /// those that came right after another.)
+    pace: u64,
     pub(crate) queued: u64,
     pub(crate) in_flight: u32,
     recent: u64,
@@ -71,6 +80,7 @@ impl Rails {
             proven: false,
             was_down: false,
             bandwidth: 0,
+            pace: 0,
             queued: 0,
             in_flight: 0,
             recent: 0,
@@ -150,6 +160,7 @@ impl Rails {
             let bandwidth = match view.bandwidth {
                 0 => best.max(UNMEASURED),
                 measured if measured >= best / 2 => best,
+                _ if view.queued == 0 && now.since(view.last_done) >= STALE => best,
                 measured => measured,
             };
             let finish = (view.queued + bytes).saturating_mul(1_000_000) / (bandwidth / 1000).max(1);
@@ -189,12 +200,19 @@ impl Rails {
             return;
         }
         view.proven = true;
-        let busy = now.since(posted.max(view.last_done)).as_nanos().max(1);
-        view.last_done = now;
-        if bytes >= 64 << 10 {
-            let sample = u64::try_from(u128::from(bytes) * 1_000_000_000 / busy).unwrap_or(u64::MAX).min(1 << 40);
-            view.bandwidth = if view.bandwidth == 0 { sample } else { (view.bandwidth / 8) * 7 + sample / 8 };
+        // Checks and lookups have a lane of their own: they say nothing of how busy the other one is.
+        if bytes == 0 {
+            return;
         }
+        let (alone, stale) = (posted >= view.last_done, posted.since(view.last_done) >= STALE);
+        let busy = now.since(posted.max(view.last_done)).as_nanos().max(1);
+        view.last_done = view.last_done.max(now);
+        if bytes < (64 << 10) || alone && bytes < TELLING {
+            return;
+        }
+        let sample = u64::try_from((busy << 20) / u128::from(bytes)).unwrap_or(u64::MAX).clamp(1000, 1 << 40);
+        view.pace = if view.pace == 0 || stale { sample } else { view.pace - view.pace / 8 + sample / 8 };
+        view.bandwidth = (1_000_000_000 << 20) / view.pace.max(1);
     }
 
     /// The rail brought wrong bytes where another one brought the right ones.
@@ -278,6 +296,49 @@ mod tests {
             share[rail] += 1;
         }
         assert!(share[0] >= 18 && share[1] >= 1, "{share:?}");
+    }
+
+    #[test]
+    fn i10_one_slow_answer_does_not_starve_a_rail() {
+        const M: u64 = 1 << 20;
+        // A small file came slowly over rail 0 (the round trip, not the bandwidth); then much over both.
+        let mut rails = up(2);
+        rails.posted(0, 64 << 10);
+        rails.ended(Time(3_000_000), 0, 64 << 10, Time(0), true);
+        assert_eq!(rails.view(0).unwrap().bandwidth, 0);
+        rails.posted(1, M);
+        rails.ended(Time(4_000_000), 1, M, Time(3_000_000), true);
+        assert_eq!(rails.choose(Time(4_000_000), M, &[]), Some(0));
+        // A large one, too: it gets less for a while, then one fetch to show what it can do.
+        rails.posted(0, M);
+        rails.ended(Time(204_000_000), 0, M, Time(4_000_000), true);
+        assert_eq!(rails.choose(Time(205_000_000), M, &[]), Some(1));
+        let later = Time(204_000_000).after(STALE);
+        for _ in 0..3 {
+            rails.posted(1, M);
+        }
+        assert_eq!(rails.choose(later, M, &[]), Some(0));
+        rails.posted(0, M);
+        assert_eq!(rails.choose(later, M, &[]), Some(1));
+        rails.ended(Time(later.0 + 1_000_000), 0, M, later, true);
+        assert!(rails.view(0).unwrap().bandwidth > 1 << 29);
+    }
+
+    #[test]
+    fn answers_that_come_in_bursts_are_measured_by_their_sum() {
+        const M: u64 = 1 << 20;
+        let mut rails = up(1);
+        let mut now = 0;
+        // Four at a time every 4 ms: a MiB a millisecond.
+        for _ in 0..50 {
+            now += 4_000_000;
+            for n in 0..4u64 {
+                rails.posted(0, M);
+                rails.ended(Time(now + n * 1000), 0, M, Time(0), true);
+            }
+        }
+        let bandwidth = rails.view(0).unwrap().bandwidth;
+        assert!((500 << 20..2200 << 20).contains(&bandwidth), "{bandwidth}");
     }
 
     #[test]
