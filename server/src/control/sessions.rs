@@ -1,7 +1,8 @@
 //! Sessions and rail tickets: a pure table, with the clock passed in.
 //!
 //! Guarantees: a ticket lets exactly one connection join exactly one session, within [`TICKET_LIFE`]; a session ends when
-//! it has had neither a connection nor a hello for [`SESSION_IDLE`]; both tables are bounded.
+//! it has had neither a connection nor a hello for [`SESSION_IDLE`]; both tables are bounded. Where the table of sessions
+//! is full, the one that has been without a connection longest makes room: commands come and go without a word.
 
 use railfs_engine::clock::Time;
 use railfs_engine::rail::Lane;
@@ -11,6 +12,8 @@ use std::time::Duration;
 
 /// A session without connections and hellos ends after this long.
 pub const SESSION_IDLE: Duration = Duration::from_secs(60);
+/// A session that was heard of in this time does not make room for others.
+pub const SESSION_YOUNG: Duration = Duration::from_secs(5);
 /// A ticket that nobody used in this time is void.
 pub const TICKET_LIFE: Duration = Duration::from_secs(30);
 /// Most sessions of one server.
@@ -46,19 +49,32 @@ struct Session<C> {
 pub struct Sessions<C> {
     sessions: HashMap<u64, Session<C>>,
     tickets: HashMap<Ticket, (u64, Time)>,
+    /// Made room for others; [`Sessions::expire`] will say so.
+    made_room: Vec<u64>,
 }
 
 impl<C> Default for Sessions<C> {
     fn default() -> Self {
-        Sessions { sessions: HashMap::new(), tickets: HashMap::new() }
+        Sessions { sessions: HashMap::new(), tickets: HashMap::new(), made_room: Vec::new() }
     }
 }
 
 impl<C: Clone> Sessions<C> {
-    /// Opens a session under an id that the caller drew at random. False when the table is full or the id is taken.
+    /// Opens a session under an id that the caller drew at random. False when the table is full of sessions that are
+    /// connected or just began, or the id is taken.
     pub fn open(&mut self, id: u64, now: Time) -> bool {
-        if id == 0 || self.sessions.contains_key(&id) || self.sessions.len() >= MAX_SESSIONS {
+        if id == 0 || self.sessions.contains_key(&id) {
             return false;
+        }
+        if self.sessions.len() >= MAX_SESSIONS {
+            let idle =
+                |session: &Session<C>| session.connections.is_empty() && now.since(session.active) > SESSION_YOUNG;
+            let longest = self.sessions.iter().filter(|(_, session)| idle(session));
+            let Some(longest) = longest.min_by_key(|(_, session)| session.active).map(|(id, _)| *id) else {
+                return false;
+            };
+            self.sessions.remove(&longest);
+            self.made_room.push(longest);
         }
         self.sessions.insert(id, Session { active: now, tickets: VecDeque::new(), connections: Vec::new() });
         true
@@ -144,7 +160,8 @@ impl<C: Clone> Sessions<C> {
     /// Ends sessions that were idle too long, and voids old tickets. Returns the sessions that ended.
     pub fn expire(&mut self, now: Time) -> Vec<u64> {
         let old = |session: &Session<C>| session.connections.is_empty() && now.since(session.active) > SESSION_IDLE;
-        let ended: Vec<u64> = self.sessions.iter().filter(|(_, session)| old(session)).map(|(id, _)| *id).collect();
+        let mut ended = std::mem::take(&mut self.made_room);
+        ended.extend(self.sessions.iter().filter(|(_, session)| old(session)).map(|(id, _)| *id));
         for id in &ended {
             self.sessions.remove(id);
         }
@@ -196,6 +213,20 @@ mod tests {
         assert_eq!(sessions.tickets.len(), MAX_TICKETS);
         assert_eq!(sessions.expire(at(31)), []);
         assert!(sessions.tickets.is_empty() && sessions.sessions[&7].tickets.is_empty());
+    }
+
+    #[test]
+    fn i6_a_full_table_makes_room_by_what_is_idle_longest() {
+        let mut sessions = Sessions::<()>::default();
+        for id in 1..=MAX_SESSIONS as u64 {
+            assert!(sessions.open(id, at(id / 1000)));
+        }
+        assert!(sessions.connected(1, 9, Lane::Bulk, ()));
+        assert!(!sessions.open(10_000, at(4)), "all of them are young");
+        assert!(sessions.open(10_000, at(10)));
+        assert!(sessions.contains(1) && sessions.len() == MAX_SESSIONS);
+        let ended = sessions.expire(at(10));
+        assert!(ended.len() == 1 && ended[0] < 1000 && ended[0] != 1, "{ended:?}");
     }
 
     #[test]
