@@ -226,3 +226,6 @@ impl Drop for Beginning {
         early.into_iter().for_each(|pull| self.0.answer(pull));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,6 +26,8 @@ use tonic::transport::server::TcpIncoming;
 
 /// How long RPCs that are under way may go on after a stop began.
 const GRACE: Duration = Duration::from_secs(2);
+/// Seconds between two looks at lost/.
+const TIDY: u64 = 3600;
 /// How long the last record may take.
 const LAST_RECORD: Duration = Duration::from_secs(4);
 
@@ -335,11 +337,11 @@ fn serve_control(
     }))
 }
 
-/// Sessions and puts that are over.
+/// Sessions and puts that are over; now and then what was lost too long ago.
 async fn every_second(server: Arc<Server>) {
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
+    for second in 0u64.. {
         tick.tick().await;
         let ended = lock(&server.node.sessions).expire(server.node.clock.now());
         for session in ended {
@@ -347,5 +349,12 @@ async fn every_second(server: Arc<Server>) {
             server.puts.session_ended(session);
         }
         server.puts.tick();
+        if second % TIDY == TIDY - 1 {
+            let node = Arc::clone(&server.node);
+            // Slow disks must not delay the next second.
+            tokio::task::spawn_blocking(move || {
+                node.store.directories().iter().map(recover::tidy_lost).sum::<u64>();
+            });
+        }
     }
 }

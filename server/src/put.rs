@@ -33,7 +33,7 @@ use railfs_proto::v1::Code;
 use schedule::Schedule;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use tokio::sync::watch;
@@ -66,6 +66,9 @@ enum Stage {
 
 type CommitResult = watch::Receiver<Option<Result<Committed, Refusal>>>;
 
+/// Which put a request committed, and what came of it.
+type Answered = (u64, Result<Committed, Refusal>);
+
 /// One put that is under way.
 #[derive(Debug)]
 struct Active {
@@ -92,10 +95,11 @@ pub struct Puts {
     /// Why puts ended that did not become visible.
     ended: Mutex<LruCache<u64, Refusal>>,
     /// What came of commits.
-    done: Mutex<LruCache<RequestId, (u64, Result<Committed, Refusal>)>>,
+    done: Mutex<LruCache<RequestId, Answered>>,
     work: Mutex<Option<crossbeam_channel::Sender<Work>>>,
     next_request: AtomicU64,
     workers: Mutex<Vec<JoinHandle<()>>>,
+    stopping: AtomicBool,
 }
 
 /// Takes what rails say of pulls to the threads that verify.
@@ -134,6 +138,7 @@ impl Puts {
             work: Mutex::new(Some(sender)),
             next_request: AtomicU64::new(1),
             workers: Mutex::default(),
+            stopping: AtomicBool::new(false),
         });
         for number in 0..WORKERS {
             // Weak, so that what is queued does not keep the server's locks.
@@ -213,6 +218,7 @@ impl Puts {
 
     /// Ends all puts that are not being committed, and the threads. Bounded by what is being written.
     pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
         let all: Vec<u64> = lock(&self.active).keys().copied().collect();
         for put in all {
             self.give_up(put, Refusal::new(Code::Unavailable, "the server is stopping"));

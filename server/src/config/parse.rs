@@ -15,8 +15,9 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-const TOP: &[&str] = &["node", "state_dir", "stripe_dirs", "control", "rail", "put", "memory", "retention", "security"];
-const SECTIONS: &[(&str, &[&str])] = &[
+pub(super) const TOP: &[&str] =
+    &["node", "state_dir", "stripe_dirs", "control", "rail", "put", "memory", "retention", "security"];
+pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("control", &["listen"]),
     ("rail", &["fabric", "transport", "listen"]),
     ("put", &["stripe_size", "page_size", "width"]),
@@ -286,6 +287,11 @@ fn stripe_dirs(top: &Section<'_>) -> Result<(Vec<PathBuf>, Vec<usize>), ConfigEr
         let path = absolute(top, value, "stripe_dirs", text)?;
         if paths.contains(&path) {
             return Err(top.error(value, "stripe_dirs", format!("{} is listed twice: list it once", path.display())));
+        }
+        if let Some(other) = paths.iter().find(|other| other.starts_with(&path) || path.starts_with(other)) {
+            let problem =
+                format!("{} and {} lie one inside the other: keep them apart", other.display(), path.display());
+            return Err(top.error(value, "stripe_dirs", problem));
         }
         if paths.len() == MAX_DIRECTORIES {
             return Err(top.error(value, "stripe_dirs", format!("has more than {MAX_DIRECTORIES} directories")));

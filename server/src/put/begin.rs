@@ -10,6 +10,7 @@ use railfs_proto::descriptor::{Attributes, Descriptor, Id, Replica};
 use railfs_proto::name::ObjectName;
 use railfs_proto::reply::Refusal;
 use railfs_proto::v1::Code;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
@@ -71,6 +72,9 @@ impl Puts {
     /// `Invalid`, `NoSpace` naming the directory (nothing is left behind), `ReadOnly`, `OverBudget`, `Unavailable`.
     pub async fn begin(self: &Arc<Self>, request: BeginPut) -> Result<(u64, Descriptor), Refusal> {
         let node = Arc::clone(&self.node);
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(Refusal::new(Code::Unavailable, "the server is stopping"));
+        }
         if let Some(why) = node.publisher.frozen() {
             return Err(Refusal::new(
                 Code::Unavailable,

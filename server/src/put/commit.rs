@@ -158,7 +158,13 @@ impl Puts {
         active.components.keep();
         let put = Put { name: active.name.clone(), request, descriptor, condition };
         match self.node.publisher.publish_put(put).await {
-            Ok(PutOutcome::Committed { .. }) => self.committed(active, version).await,
+            Ok(PutOutcome::Committed { version: made, .. }) => {
+                if made != version {
+                    // A client that came back after a crash: its earlier attempt won, these are the same bytes again.
+                    active.components.drop_after_all();
+                }
+                Ok(Committed { version: made, superseded: false })
+            }
             Ok(PutOutcome::Superseded { .. }) => {
                 active.components.drop_after_all();
                 Ok(Committed { version, superseded: true })
@@ -175,18 +181,5 @@ impl Puts {
                 Err(publish_refusal(&error))
             }
         }
-    }
-
-    /// The request was committed: by this put, or (a client that came back after a crash) by an earlier one.
-    async fn committed(&self, active: &Arc<Active>, version: u64) -> Result<Committed, Refusal> {
-        let standing = self.node.publisher.catalog().standing(version).await;
-        if !matches!(standing, Ok(None)) {
-            return Ok(Committed { version, superseded: false });
-        }
-        // The catalog does not know this version: an earlier attempt won, and these bytes are the same once more.
-        active.components.drop_after_all();
-        let current = self.node.publisher.lookup(&active.name).await.ok();
-        let version = current.and_then(|answer| answer.looked.object).map_or(version, |object| object.version);
-        Ok(Committed { version, superseded: false })
     }
 }
