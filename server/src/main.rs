@@ -11,7 +11,7 @@ use railfs_server::daemon::Daemon;
 use railfs_server::store;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -64,8 +64,9 @@ fn complain(code: u8, error: &dyn std::fmt::Display) -> ExitCode {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let filter = EnvFilter::try_from_env("RAILFS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    // Fails only where something else took the log before: then that stays.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Colours are for people: a file or a journal gets none. Fails only where something else took the log before.
+    let _ = subscriber.with_ansi(std::io::stderr().is_terminal()).try_init();
     match arguments.command {
         Command::Init { directories } => init(&directories),
         Command::Serve { config } => serve(&config),
