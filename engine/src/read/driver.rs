@@ -363,7 +363,7 @@ impl Driver {
         };
         match verify_all(&parts, &slot.bytes) {
             Ok(()) => {
-                gather(&parts, &slot.bytes, |bytes| reply(bytes));
+                gather(&parts, &slot.bytes, reply);
                 lock(&self.pending).remove(&id);
                 // Before the core is told: memory that nobody reads can then be used at once.
                 parts.clear();
