@@ -56,6 +56,8 @@ pub struct Cluster {
     /// Where rails listen.
     pub rails: Vec<SocketAddr>,
     config: PathBuf,
+    plan: Plan,
+    all_rails: Vec<SocketAddr>,
     starts: u32,
     mounts: u32,
     /// Everything of this store lies below.
@@ -95,8 +97,9 @@ impl Cluster {
         for directory in directories.iter().chain([&root.path().join("run")]) {
             std::fs::create_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
         }
-        let network =
-            plan.network.then(|| Network::new(plan.rails).unwrap_or_else(|error| panic!("network of its own: {error}")));
+        let network = plan
+            .network
+            .then(|| Network::new(plan.rails).unwrap_or_else(|error| panic!("network of its own: {error}")));
         let place = |port, rail| match plan.network {
             true => SocketAddr::new(Network::address(rail), port),
             false => SocketAddr::from(([127, 0, 0, 1], free_port())),
@@ -106,14 +109,42 @@ impl Cluster {
         let control: Vec<SocketAddr> = (1..=controls).map(|rail| place(7420, rail)).collect();
         let rails: Vec<SocketAddr> = (1..=plan.rails).map(|rail| place(7421, rail)).collect();
         let config = root.path().join("railfsd.toml");
-        let cluster =
-            Cluster { server: None, network, directories, control, rails, config, starts: 0, mounts: 0, root };
-        std::fs::write(&cluster.config, cluster.text(plan)).unwrap_or_else(|error| panic!("{error}"));
+        let all_rails = rails.clone();
+        let plan = plan.clone();
+        let (starts, mounts) = (0, 0);
+        let cluster = Cluster {
+            server: None,
+            network,
+            directories,
+            control,
+            rails,
+            config,
+            plan,
+            all_rails,
+            starts,
+            mounts,
+            root,
+        };
+        cluster.configure();
         cluster.railfsd().arg("init").args(&cluster.directories).output().map_or_else(
             |error| panic!("railfsd init: {error}"),
             |output| assert!(output.status.success(), "railfsd init: {}", String::from_utf8_lossy(&output.stderr)),
         );
         cluster
+    }
+
+    fn configure(&self) {
+        let written = std::fs::write(&self.config, self.text(&self.plan));
+        written.unwrap_or_else(|error| panic!("{}: {error}", self.config.display()));
+    }
+
+    /// From the next start on, only the first so many of its rails.
+    ///
+    /// # Panics
+    /// It never had so many.
+    pub fn set_rails(&mut self, rails: usize) {
+        self.rails = self.all_rails[..rails].to_vec();
+        self.configure();
     }
 
     fn text(&self, plan: &Plan) -> String {
@@ -241,7 +272,11 @@ impl Cluster {
         let mut server = self.server.take().unwrap_or_else(|| panic!("the store is not served"));
         server.signal(Signal::TERM);
         let status = server.wait(wait::SOON);
-        assert!(status.success(), "railfsd ended with {status}: {}", std::fs::read_to_string(self.log()).unwrap_or_default());
+        assert!(
+            status.success(),
+            "railfsd ended with {status}: {}",
+            std::fs::read_to_string(self.log()).unwrap_or_default()
+        );
     }
     /// `kill -9`.
     pub fn kill(&mut self) {

@@ -39,7 +39,8 @@ pub fn cannot() -> Option<String> {
         return Some("network namespaces need root".to_owned());
     }
     for program in ["ip", "nsenter"] {
-        if Command::new(program).arg("--version").output().is_err() && Command::new(program).arg("-V").output().is_err() {
+        if Command::new(program).arg("--version").output().is_err() && Command::new(program).arg("-V").output().is_err()
+        {
             return Some(format!("{program} is not installed"));
         }
     }

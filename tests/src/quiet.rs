@@ -58,7 +58,12 @@ pub fn debris(cluster: &Cluster) -> Result<Vec<String>, String> {
     let named = named(cluster)?;
     let mut wrong: Vec<String> =
         files.iter().filter(|(version, _)| !named.contains_key(version)).flat_map(|(_, files)| files.clone()).collect();
-    wrong.extend(named.iter().filter(|(version, _)| !files.contains_key(version)).map(|(v, url)| format!("missing: {url} ({v})")));
+    wrong.extend(
+        named
+            .iter()
+            .filter(|(version, _)| !files.contains_key(version))
+            .map(|(v, url)| format!("missing: {url} ({v})")),
+    );
     Ok(wrong)
 }
 

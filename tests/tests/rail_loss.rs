@@ -1,0 +1,132 @@
+//! A rail's address or link is taken away in the middle of a `cat`, the URL's own too, and comes back.
+
+#![forbid(unsafe_code)]
+
+use railfs_tests::cluster::{Cluster, Plan};
+use railfs_tests::data::{fill, write_file};
+use railfs_tests::mount::Mount;
+use railfs_tests::netns::cannot;
+use railfs_tests::process::Process;
+use railfs_tests::quiet::assert_quiet;
+use railfs_tests::wait::{self, eventually};
+use railfs_tests::{full, need_mount, skip};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+/// A rail that died is noticed, retired and tried again within this.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// How a rail is taken away and given back.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Link,
+    Address,
+}
+
+fn set(cluster: &Cluster, way: Way, rail: usize, there: bool) {
+    match way {
+        Way::Link => cluster.network().link(rail, there),
+        Way::Address => cluster.network().have_address(rail, there),
+    }
+}
+
+/// Reads on until `end` and compares.
+#[track_caller]
+fn expect_bytes(pipe: &mut dyn Read, from: u64, end: u64, seed: u64) {
+    let (mut buffer, mut want) = (vec![0; MIB as usize], vec![0; MIB as usize]);
+    let mut at = from;
+    while at < end {
+        let piece = (end - at).min(MIB) as usize;
+        pipe.read_exact(&mut buffer[..piece]).unwrap_or_else(|error| panic!("at {at}: {error}"));
+        fill(seed, at, &mut want[..piece]);
+        assert!(buffer[..piece] == want[..piece], "bytes differ between {at} and {}", at + piece as u64);
+        at += piece as u64;
+    }
+}
+
+fn wait_for_state(mount: &Mount, rail: usize, wanted: &[&str]) {
+    eventually(&format!("rail {rail} is {wanted:?}"), LIMIT, || {
+        let status = mount.try_status()?;
+        let state = status["rails"][rail - 1]["state"].as_str().unwrap_or_default().to_owned();
+        if wanted.contains(&&*state) { Ok(()) } else { Err(format!("it is {state}: {}", status["rails"])) }
+    });
+}
+
+fn lose_in_mid_cat(cluster: &Cluster, mount: &Mount, name: &str, way: Way, lost: usize, size: u64) {
+    let seed = 5;
+    let others = |received: &[u64]| {
+        received.iter().enumerate().filter(|(rail, _)| rail + 1 != lost).map(|(_, b)| b).sum::<u64>()
+    };
+    let start = mount.received();
+    let mut cat = Process::start(Command::new("cat").arg(mount.at(name)).stdout(Stdio::piped()));
+    let mut pipe = cat.child().stdout.take().unwrap();
+    expect_bytes(&mut pipe, 0, size / 3, seed);
+    let before = mount.received();
+    assert!(before[lost - 1] > start[lost - 1], "{way:?}: rail {lost} carried nothing before: {start:?} {before:?}");
+    // The pipe holds the reader back: what is read ahead is far from the end.
+    set(cluster, way, lost, false);
+    let taken = Instant::now();
+    expect_bytes(&mut pipe, size / 3, size / 2, seed);
+    eprintln!("{way:?} of rail {lost}: the next sixth took {:?}", taken.elapsed());
+    wait_for_state(mount, lost, &["down", "suspect", "connecting", "probing"]);
+    let stopped = mount.received();
+    expect_bytes(&mut pipe, size / 2, size, seed);
+    assert_eq!(pipe.read(&mut [0; 1]).unwrap(), 0, "the end of the file");
+    assert!(cat.wait(wait::SOON).success());
+    let after = mount.received();
+    assert_eq!(after[lost - 1], stopped[lost - 1], "{way:?}: rail {lost} stopped in mid-file");
+    assert!(after[lost - 1] - start[lost - 1] < size / 2, "{way:?}: {start:?} {after:?}");
+    assert!(others(&after) > others(&stopped), "{way:?}: the others go on: {stopped:?} {after:?}");
+    // `status` says so, with the reason, until it is back; also as text.
+    wait_for_state(mount, lost, &["down"]);
+    let reason = mount.rails("reason")[lost - 1].clone();
+    assert!(reason.as_str().is_some_and(|reason| !reason.is_empty()), "a rail that is down says why");
+    let status = mount.status();
+    assert!(status["mount"]["degraded"].as_array().is_some_and(|lines| !lines.is_empty()), "{}", status["mount"]);
+
+    set(cluster, way, lost, true);
+    wait_for_state(mount, lost, &["up"]);
+}
+
+#[test]
+fn i10_a_rail_taken_away_in_mid_cat_costs_nothing_but_its_share() {
+    let test = "i10_a_rail_taken_away_in_mid_cat_costs_nothing_but_its_share";
+    need_mount!(test);
+    if let Some(reason) = cannot() {
+        return skip(test, &reason);
+    }
+    let mut cluster = Cluster::start(&Plan { rails: 2, network: true, ..Plan::default() });
+    let size = if full() { 1024 * MIB } else { 160 * MIB };
+    let file = cluster.root.path().join("file");
+    write_file(&file, 5, size);
+    let cases = [(Way::Link, 2), (Way::Address, 2), (Way::Link, 1), (Way::Address, 1)];
+    let cases = if full() { &cases[..] } else { &cases[1..3] };
+    cluster.put(&file, "f");
+    // Smaller than the file, so that every pass is cold.
+    let mount = cluster.mount("", "arena=48MiB");
+    for (way, lost) in cases {
+        lose_in_mid_cat(&cluster, &mount, "f", *way, *lost, size);
+    }
+    // It carries bytes again.
+    let before = mount.received();
+    let mut cat = Process::start(Command::new("cat").arg(mount.at("f")).stdout(Stdio::piped()));
+    let mut pipe = cat.child().stdout.take().unwrap();
+    expect_bytes(&mut pipe, 0, size, 5);
+    drop(pipe);
+    let after = mount.received();
+    for (rail, (before, after)) in before.iter().zip(&after).enumerate() {
+        assert!(after - before > size / 8, "rail {} carried {} after its return", rail + 1, after - before);
+    }
+    // Opens and puts too survived the loss of the URL's own address: they work by any other.
+    cluster.network().have_address(1, false);
+    eventually("a new open without the URL's address", LIMIT, || {
+        std::fs::metadata(mount.at("f")).map(|meta| assert_eq!(meta.len(), size)).map_err(|error| error.to_string())
+    });
+    cluster.network().have_address(1, true);
+    wait_for_state(&mount, 1, &["up"]);
+    assert_quiet(&cluster, &[&mount]);
+    mount.stop();
+}
