@@ -351,6 +351,7 @@ impl Core {
             Event::State(state) => {
                 let silent = state == crate::rail::State::Silent;
                 let came_back = self.rails.state(rail, state);
+                self.rails.since(rail, now);
                 if silent {
                     self.leave(now, rail);
                 }

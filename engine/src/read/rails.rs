@@ -18,7 +18,7 @@ pub enum Health {
     Up,
     /// Joined, but silent while an answer is due, or caught with wrong bytes: used when there is no better one.
     Suspect,
-    /// Came back: one fetch at a time until one succeeds.
+    /// Came back: one fetch at a time until one succeeds, or until it has been up for a while.
     Probing,
     /// Takes nothing.
     Down,
@@ -41,6 +41,8 @@ const WRONG_PENALTY: Duration = Duration::from_secs(10);
 const UNMEASURED: u64 = 1 << 30;
 /// After so long without an answer a measurement says little.
 const STALE: Duration = Duration::from_secs(1);
+/// A rail that came back and answered its pings for so long is trusted although nobody had anything to ask.
+const PROBATION: Duration = Duration::from_secs(2);
 /// Of a smaller fetch that had the rail to itself the time tells the round trip, not the bandwidth.
 const TELLING: u64 = 512 << 10;
 
@@ -51,6 +53,8 @@ pub(crate) struct RailView {
     pub(crate) reason: Reason,
     proven: bool,
     was_down: bool,
+    /// Since when; `None` where nobody said.
+    up_since: Option<Time>,
     /// Bytes a second; 0: not measured.
     pub(crate) bandwidth: u64,
     /// Nanoseconds for a MiB, averaged; the same thing. (Answers come in bursts: an average of rates would be led by
@@ -79,6 +83,7 @@ impl Rails {
             reason: Reason::default(),
             proven: false,
             was_down: false,
+            up_since: None,
             bandwidth: 0,
             pace: 0,
             queued: 0,
@@ -131,6 +136,16 @@ impl Rails {
         came_back
     }
 
+    /// What the rail said of itself just now lets it begin its probation.
+    pub(crate) fn since(&mut self, rail: usize, now: Time) {
+        if let Some(view) = self.list.get_mut(rail) {
+            view.up_since = match view.state {
+                State::Up => view.up_since.or(Some(now)),
+                _ => None,
+            };
+        }
+    }
+
     /// See [`Health`].
     pub fn health(&self, rail: usize, now: Time) -> Health {
         let Some(view) = self.list.get(rail).filter(|view| !view.removed) else { return Health::Down };
@@ -140,7 +155,10 @@ impl Rails {
             State::Down(_) => Health::Down,
             State::Silent => Health::Suspect,
             State::Up if view.reason.wrong_until.is_some_and(|until| until > now) => Health::Suspect,
-            State::Up if view.was_down && !view.proven => Health::Probing,
+            State::Up if view.was_down && !view.proven => match view.up_since {
+                Some(since) if now.since(since) >= PROBATION => Health::Up,
+                _ => Health::Probing,
+            },
             State::Up => Health::Up,
         }
     }
@@ -349,6 +367,9 @@ mod tests {
         assert_eq!(rails.health(0, Time(0)), Health::Down);
         assert!(rails.state(0, State::Up));
         assert_eq!(rails.health(0, Time(0)), Health::Probing);
+        rails.since(0, Time(0));
+        assert_eq!(rails.health(0, Time(5)), Health::Probing);
+        assert_eq!(rails.health(0, Time(0).after(PROBATION)), Health::Up, "nobody asked it anything");
         rails.posted(0, 1);
         assert_eq!(rails.choose(Time(0), 1, &[]), Some(1));
         rails.ended(Time(5), 0, 1, Time(0), true);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// How long a `stat` of somebody's mount may take before it counts as alive and busy.
+/// How long an answer from somebody's mount may take before it counts as alive and busy.
 const PROBE: Duration = Duration::from_secs(2);
 
 /// The one absolute path of a mount point.
@@ -63,9 +63,16 @@ pub fn make_free(point: &Path, nonempty: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether nobody serves the mount at this place any more.
+/// Whether nobody serves the mount at this place any more. By `statfs`: the kernel keeps attributes for a while, so a `stat`
+/// may be answered in a dead daemon's name. What was asked of a daemon that is just dying is aborted.
 pub fn is_dead(point: &Path) -> bool {
-    matches!(probe(point, PROBE), Some(Err(error)) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()))
+    let (send, receive) = channel();
+    let path = point.to_owned();
+    // As in `probe`.
+    let _ = std::thread::Builder::new().name("probe".to_owned()).spawn(move || {
+        let _ = send.send(rustix::fs::statfs(&path).err());
+    });
+    matches!(receive.recv_timeout(PROBE), Ok(Some(Errno::NOTCONN | Errno::CONNABORTED)))
 }
 
 /// A `stat` with a limit; `None`: no answer. Never for a mount that this very process serves.

@@ -107,6 +107,20 @@ impl Core {
             self.smalls.remove(&id);
             return;
         }
+        // A proof is void in another incarnation: then the name has to be looked up.
+        let incarnation = self.session.scope.incarnation;
+        if let Kind::Check(members) = &small.kind
+            && members.iter().any(|member| member.proof.incarnation != incarnation)
+        {
+            let members = members.clone();
+            self.smalls.remove(&id);
+            for member in members {
+                for waiter in member.waiters {
+                    self.want_check(now, waiter, &member.object);
+                }
+            }
+            return;
+        }
         let Some(rail) = self.rails.choose(now, 0, &small.avoid) else {
             small.retry_at = now.after(RETRY);
             return;
@@ -176,21 +190,6 @@ impl Core {
         small.retry_at = now.after(RETRY);
         if !small.avoid.contains(&rail) {
             small.avoid.push(rail);
-        }
-        // A proof is void in another incarnation: then the name has to be looked up.
-        let incarnation = self.session.scope.incarnation;
-        let void = |member: &Member| member.proof.incarnation != incarnation;
-        if let Kind::Check(members) = &small.kind
-            && members.iter().any(void)
-        {
-            let members = members.clone();
-            self.smalls.remove(&id);
-            for member in members {
-                for waiter in member.waiters {
-                    self.want_check(now, waiter, &member.object);
-                }
-            }
-            return;
         }
         // The same rail at once would only fail again; it may not have said yet that it is down.
         match self.rails.choose(now, 0, &small.avoid) {

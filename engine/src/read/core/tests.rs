@@ -248,6 +248,11 @@ impl World {
                         check: fetch.proof.as_ref().map(|proof| check(proof, slot)),
                     }));
                 }
+                v1::rail_request::Body::Check(request)
+                    if request.proofs.iter().any(|proof| proof.incarnation != self.incarnation) =>
+                {
+                    wrong(&mut reply);
+                }
                 v1::rail_request::Body::Check(request) => {
                     let results = request.proofs.iter().map(|proof| check(proof, slot)).collect();
                     reply.body = Some(v1::rail_reply::Body::Check(v1::CheckReply { results }));
@@ -539,6 +544,21 @@ fn a_restart_of_the_server_is_met_by_looking_the_name_up_again() {
     world.answer_all();
     assert_eq!(world.answered[0], 2);
     assert_eq!(world.core.counts().rechecks, 1);
+    world.quiesce();
+}
+
+#[test]
+fn a_check_that_waits_while_the_server_is_restarted_becomes_a_lookup() {
+    let mut world = World::new(1, 1, 8 << 20);
+    world.read(1, 0, 4096);
+    world.answer_all();
+    world.die(0);
+    world.read(1, 0, 4096);
+    world.restart();
+    world.core.rail_event(world.now, 0, Event::State(State::Up));
+    world.act();
+    world.answer_all();
+    assert_eq!((world.answered[0], world.core.counts().rechecks), (2, 1));
     world.quiesce();
 }
 
