@@ -1,6 +1,6 @@
 //! What `railfs status` shows: one document, from a mount's control socket or made by the command itself.
 //!
-//! Guarantees: the field names are a public contract (docs/configuration.md); fields are only ever added.
+//! Guarantees: the field names are a public contract (docs/metrics.md); fields are only ever added.
 
 use crate::ops::Activity;
 use railfs_engine::client::{RailStatus, Status};
@@ -285,5 +285,44 @@ mod tests {
         let gone = Document::new(status, &Err(Error::Closed));
         assert_eq!((gone.server, gone.server_error.as_deref()), (None, Some("the client is closed")));
         assert_eq!(serde_json::from_value::<Document>(json).unwrap(), document);
+    }
+
+    /// The first cells' names of the tables behind a heading of docs/metrics.md, up to the next heading of any level.
+    fn documented(heading: &str) -> Vec<String> {
+        let page = include_str!("../../docs/metrics.md");
+        let part = page.split_once(&format!("\n{heading}\n")).expect("no such heading").1;
+        let part = part.split_once("\n#").map_or(part, |(part, _)| part);
+        let cells = part.lines().filter(|line| line.starts_with("| `")).filter_map(|line| line.split('|').nth(1));
+        let mut names: Vec<String> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_page_of_metrics_lists_every_field_and_no_other() {
+        let document = Document {
+            rails: vec![Rail::default()],
+            directories: vec![Directory::default()],
+            server: Some(Server::default()),
+            mount: Some(Mount::default()),
+            ..Document::default()
+        };
+        let json = serde_json::to_value(&document).unwrap();
+        let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let mut top: Vec<String> = keys(&json).into_iter().filter(|key| key != "arena").collect();
+        top.extend(keys(&json["arena"]).iter().map(|key| format!("arena.{key}")));
+        top.sort();
+        assert_eq!(documented("## Document"), top);
+        assert_eq!(documented("### `rails[]`"), keys(&json["rails"][0]));
+        assert_eq!(documented("### `directories[]`"), keys(&json["directories"][0]));
+        assert_eq!(documented("### `server`"), keys(&json["server"]));
+        assert_eq!(documented("### `mount`"), keys(&json["mount"]));
+
+        let counts = railfs_engine::read::core::Counts::default().named();
+        let mut counters: Vec<&str> = counts.iter().map(|(name, _)| *name).collect();
+        counters.extend(["reads_inline", "reads_now", "fetches_now", "checks_now", "reads_waiting_now"]);
+        counters.extend(["committed_bytes_now", "put_bytes_now"]);
+        counters.sort_unstable();
+        assert_eq!(documented("## Counters of a client"), counters);
     }
 }

@@ -323,4 +323,32 @@ mod tests {
         assert!(Options::parse(&["arena=4608KiB"]).is_ok());
         assert!(Options::default().memory_plan()[0].starts_with("arena 256 MiB: at least 4608 KiB = 3 x "));
     }
+
+    #[test]
+    fn the_page_lists_every_option_and_no_other_with_its_default() {
+        let page = include_str!("../../../docs/configuration.md");
+        let part = page.split_once("\n## Mount\n").expect("no such heading").1;
+        let rows = part.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+        let cells = |line: &str| -> Vec<String> {
+            line.trim_matches('|').split('|').map(|cell| cell.trim().replace('`', "")).collect()
+        };
+        let rows: Vec<Vec<String>> = rows.skip(2).map(cells).collect();
+        assert_eq!(rows.iter().map(|row| row[0].as_str()).collect::<Vec<_>>(), KEYS);
+        let row = |key: &str| rows.iter().find(|row| row[0] == key).expect("listed above").clone();
+        let least = Options::default();
+        for (key, value) in [("arena", least.arena), ("readahead", least.readahead)] {
+            assert_eq!(row(key)[1], format_size(value));
+        }
+        assert!(row("arena")[2].starts_with(&format_size(least_arena())));
+        for (key, value) in [
+            ("read_timeout", least.read_timeout),
+            ("metadata_timeout", least.metadata_timeout),
+            ("connect_timeout", least.connect_timeout),
+            ("metadata_ttl", least.metadata_ttl),
+        ] {
+            assert_eq!(row(key)[1], railfs_proto::units::format_duration(value));
+        }
+        assert_eq!(row("workers")[1], least.workers.to_string());
+        assert_eq!(row("io")[1], "direct");
+    }
 }

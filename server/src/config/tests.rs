@@ -123,6 +123,7 @@ fn stripe_directories() {
     assert!(refused("stripe_dirs = [\"a\"]").contains("relative path"));
     assert!(refused("stripe_dirs = [\"/a\",\n\"/a/\"]").contains("f.toml:2: stripe_dirs: /a is listed twice"));
     assert!(refused("stripe_dirs = [\"/a/../b\"]").contains("\"..\""));
+    assert!(refused("stripe_dirs = [\"/a/b\", \"/a\"]").contains("lie one inside the other"));
     assert!(refused("stripe_dirs = [1]").contains("stripe_dirs: is a TOML integer"));
 }
 
@@ -164,4 +165,58 @@ proptest::proptest! {
     fn any_text_is_answered(text in "(stripe_dirs = \\[\"/a\"\\]\n)?(\\[|put|rail|\\]|=|\"|\n| |[a-z0-9_.-]){0,60}") {
         let _ = parse(&text, "f", "host");
     }
+}
+
+/// The rows of the first table behind a heading of docs/configuration.md: cells without their code marks.
+fn documented(heading: &str) -> Vec<Vec<String>> {
+    let page = include_str!("../../../docs/configuration.md");
+    let part = page.split_once(&format!("\n## {heading}\n")).expect("no such heading").1;
+    let rows = part.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().replace('`', "")).collect();
+    rows.skip(2).map(cells).collect()
+}
+
+#[test]
+fn the_page_lists_every_key_and_no_other_with_its_default() {
+    use super::parse::{SECTIONS, TOP};
+    let rows = documented("Server");
+    let names: Vec<&str> = rows.iter().map(|row| row[0].as_str()).collect();
+    let plain = TOP.iter().filter(|key| SECTIONS.iter().all(|(name, _)| name != *key)).map(ToString::to_string);
+    let below = SECTIONS.iter().flat_map(|(name, keys)| keys.iter().map(move |key| format!("{name}.{key}")));
+    let known: Vec<String> = plain.chain(below).collect();
+    assert_eq!(names, known);
+
+    let default = |key: &str| rows.iter().find(|row| row[0] == key).map_or("", |row| row[1].as_str()).to_owned();
+    let least = ok("stripe_dirs = [\"/a\"]");
+    assert_eq!(default("state_dir"), least.state_dir.display().to_string());
+    assert_eq!(default("control.listen"), least.control[0].to_string());
+    assert_eq!(default("rail.fabric"), least.rails[0].fabric);
+    assert_eq!(default("rail.transport"), least.rails[0].transport);
+    assert!(default("rail.listen").ends_with(&least.rails[0].listen.port().to_string()));
+    assert_eq!(default("put.stripe_size"), format_size(least.put.stripe_size.into()));
+    assert_eq!(default("put.page_size"), format_size(least.put.page_size.into()));
+    assert_eq!(default("memory.max_registered"), format_size(least.max_registered));
+    assert_eq!(default("retention.superseded"), format_duration(least.retention));
+    assert_eq!(default("security.insecure"), least.insecure.to_string());
+}
+
+#[test]
+fn the_example_of_the_page_is_accepted() {
+    let page = include_str!("../../../docs/configuration.md");
+    let example = page.split_once("```toml\n").and_then(|(_, rest)| rest.split_once("```")).expect("no example").0;
+    assert_eq!(ok(example).rails.len(), 2);
+}
+
+#[test]
+fn the_page_of_metrics_lists_every_counter_of_a_server_and_no_other() {
+    let page = include_str!("../../../docs/metrics.md");
+    let part = page.split_once("\n## Counters of a server\n").expect("no such heading").1;
+    let cells = part.lines().filter(|line| line.starts_with("| `")).filter_map(|line| line.split('|').nth(1));
+    let mut named: Vec<&str> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    let counters = crate::node::Counters::default().list();
+    let mut known: Vec<&str> = counters.iter().map(|(name, _)| *name).collect();
+    known.extend(["superseded_versions", "namespaces", "open_files"]);
+    named.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(named, known);
 }

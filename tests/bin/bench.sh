@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# `make bench`: builds railfs and its benchmark, optimised, and runs it (tests/bench). Prints a table; all samples go to
+# target/bench/bench.json. Exit status 1 only if something broke: bars that are not reached are printed, not enforced.
+#
+#   RAILFS_BENCH_ROUNDS  rounds; default 3
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+fail() {
+  echo "bench: $*" >&2
+  exit 1
+}
+
+tests/bin/setup.sh
+[[ -c /dev/fuse ]] || fail "/dev/fuse is not there: load the module (modprobe fuse), or give the container the device"
+rounds=${RAILFS_BENCH_ROUNDS:-3}
+cargo build --release --quiet -p railfs -p railfs-server -p railfs-bench --bins
+target=$(cargo metadata --format-version 1 --no-deps | jq -r .target_directory)
+mkdir -p "$target/bench"
+
+free=$(df --output=avail -B1 "${TMPDIR:-/tmp}" | tail -n 1)
+((free > 6 << 30)) || fail "${TMPDIR:-/tmp} has less than 6 GiB free: set TMPDIR to another directory"
+read -r load _ </proc/loadavg
+if awk -v load="$load" 'BEGIN { exit load < 0.5 }'; then
+  echo "bench: the load is $load: something else runs, and the numbers will be lower than they could be" >&2
+fi
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/railfs-bench.XXXXXX")
+clean() {
+  local status=$?
+  trap '' INT TERM HUP
+  # The benchmark stops what it started; after a kill its mounts may still be there.
+  for point in "$work/mnt" "$work/null"; do
+    if grep -qF " $point " /proc/self/mountinfo; then
+      RAILFS_RUNTIME_DIR=$work/run "$target/release/railfs" umount --lazy "$point" || true
+    fi
+  done
+  rm -rf --one-file-system "$work"
+  exit "$status"
+}
+trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+"$target/release/railfs-bench" run "$target/release" "$work" "$target/bench/bench.json" "$rounds"
