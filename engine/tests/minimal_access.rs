@@ -1,0 +1,71 @@
+//! I7: a peer reaches one landing for one request, no byte beyond what was asked for, and nothing afterwards.
+
+mod rail;
+
+use rail::{Do, Setup, message};
+use railfs_engine::rail::tcp::Limits;
+use railfs_engine::rail::{Cause, Lane};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(30);
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Where the words stand in the code of both sides, tests left out: file and how often.
+fn places(words: &str) -> Vec<(String, usize)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut files = Vec::new();
+    for side in ["engine/src", "server/src", "fs/src"] {
+        rust_files(&root.join(side), &mut files);
+    }
+    files.sort();
+    let count = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let file = path.strip_prefix(root).unwrap().display().to_string();
+        (!file.contains("tests")).then(|| (file, code.matches(words).count())).filter(|(_, count)| *count > 0)
+    };
+    files.iter().filter_map(count).collect()
+}
+
+fn only(expected: &[(&str, usize)]) -> Vec<(String, usize)> {
+    expected.iter().map(|(file, count)| ((*file).to_owned(), *count)).collect()
+}
+
+#[test]
+fn i7_access_to_memory_is_given_in_one_place() {
+    // The second one gives what was never sent back to its owner.
+    assert_eq!(places(".expose()"), only(&[("engine/src/rail/pending.rs", 2)]));
+    assert_eq!(places(".landing()"), only(&[("engine/src/rail/land.rs", 1)]));
+    assert_eq!(
+        places("Fence::proved()"),
+        only(&[
+            ("engine/src/rail/pending.rs", 1),
+            ("engine/src/rail/sim/link.rs", 1),
+            ("engine/src/rail/tcp/connection.rs", 1)
+        ])
+    );
+}
+
+#[test]
+fn i7_a_reply_reaches_no_byte_beyond_what_was_asked_for() {
+    let world = rail::tcp::world(Setup { limits: Limits::default(), by_hand: true, ..Setup::default() });
+    world.up();
+    // The extent has room for more than the request asked for: the room is not the peer's.
+    let id = world.submit(Lane::Bulk, message(Do::Echo, 0, 0), Some(5000), LONG);
+    world.until("the server has it", &mut || world.requests().iter().any(|(_, at)| *at == id));
+    world.whole(Lane::Bulk, id, &[1; 5001], b"", true);
+    world.answered(id);
+    assert!(matches!(world.log().failure(id).0, Cause::Disconnected(why) if why.contains("5001")));
+    world.quiet();
+}
