@@ -1,8 +1,8 @@
 //! Which rail a fetch takes, and what is known of each rail: pure.
 //!
 //! A fetch goes to the rail that would finish it first: bytes queued there and its own, over the measured bandwidth.
-//! Bandwidths within a factor of two of the best count as equal (a shared machine's noise is of that size; the length of
-//! the queues settles the rest), and equal predictions go to the rail that got less lately. A rail that was measured slow
+//! Bandwidths within a factor of four of the best count as equal (a shared machine's noise is of that size, where a thread
+//! waits for its turn on a core; the length of the queues settles the rest), and equal predictions go to the rail that got less lately. A rail that was measured slow
 //! is tried again when it has had nothing to do for a second: one bad measurement must not starve it for ever.
 
 use crate::clock::Time;
@@ -41,6 +41,10 @@ const WRONG_PENALTY: Duration = Duration::from_secs(10);
 const UNMEASURED: u64 = 1 << 30;
 /// After so long without an answer a measurement says little.
 const STALE: Duration = Duration::from_secs(1);
+/// So many bytes make a measurement,
+const ENOUGH: u64 = 1 << 20;
+/// and after so many the older ones count half.
+const WINDOW: u64 = 16 << 20;
 /// A rail that came back and answered its pings for so long is trusted although nobody had anything to ask.
 const PROBATION: Duration = Duration::from_secs(2);
 /// Of a smaller fetch that had the rail to itself the time tells the round trip, not the bandwidth.
@@ -57,9 +61,10 @@ pub(crate) struct RailView {
     up_since: Option<Time>,
     /// Bytes a second; 0: not measured.
     pub(crate) bandwidth: u64,
-    /// Nanoseconds for a MiB, averaged; the same thing. (Answers come in bursts: an average of rates would be led by
-    /// those that came right after another.)
-    pace: u64,
+    /// What it is measured by: nanoseconds it was busy, and bytes it brought meanwhile. (Sums, not an average of rates:
+    /// answers come in bursts, and small ones that had to wait for a core would count as much as large ones.)
+    busy: u64,
+    moved: u64,
     pub(crate) queued: u64,
     pub(crate) in_flight: u32,
     recent: u64,
@@ -85,7 +90,8 @@ impl Rails {
             was_down: false,
             up_since: None,
             bandwidth: 0,
-            pace: 0,
+            busy: 0,
+            moved: 0,
             queued: 0,
             in_flight: 0,
             recent: 0,
@@ -176,8 +182,9 @@ impl Rails {
                 Health::Connecting | Health::Down => return None,
             };
             let bandwidth = match view.bandwidth {
-                0 => best.max(UNMEASURED),
-                measured if measured >= best / 2 => best,
+                0 if best > 1 => best,
+                0 => UNMEASURED,
+                measured if measured >= best / 4 => best,
                 _ if view.queued == 0 && now.since(view.last_done) >= STALE => best,
                 measured => measured,
             };
@@ -228,9 +235,19 @@ impl Rails {
         if bytes < (64 << 10) || alone && bytes < TELLING {
             return;
         }
-        let sample = u64::try_from((busy << 20) / u128::from(bytes)).unwrap_or(u64::MAX).clamp(1000, 1 << 40);
-        view.pace = if view.pace == 0 || stale { sample } else { view.pace - view.pace / 8 + sample / 8 };
-        view.bandwidth = (1_000_000_000 << 20) / view.pace.max(1);
+        if stale {
+            (view.busy, view.moved) = (0, 0);
+        }
+        view.busy = view.busy.saturating_add(u64::try_from(busy).unwrap_or(u64::MAX));
+        view.moved += bytes;
+        if view.moved >= ENOUGH {
+            let bandwidth = u128::from(view.moved) * 1_000_000_000 / u128::from(view.busy.max(1));
+            view.bandwidth = u64::try_from(bandwidth).unwrap_or(u64::MAX).max(1);
+        }
+        if view.moved >= WINDOW {
+            view.busy /= 2;
+            view.moved /= 2;
+        }
     }
 
     /// The rail brought wrong bytes where another one brought the right ones.
@@ -340,6 +357,29 @@ mod tests {
         assert_eq!(rails.choose(later, M, &[]), Some(1));
         rails.ended(Time(later.0 + 1_000_000), 0, M, later, true);
         assert!(rails.view(0).unwrap().bandwidth > 1 << 29);
+    }
+
+    #[test]
+    fn i10_small_answers_that_waited_for_a_core_do_not_starve_a_rail() {
+        const K: u64 = 64 << 10;
+        let mut rails = up(2);
+        let mut now = 0;
+        // 64 KiB every 60 us by both; rail 0 waits 10 ms for a core now and then.
+        for n in 1..200u64 {
+            now += if n % 100 == 0 { 10_000_000 } else { 60_000 };
+            for rail in [0, 1] {
+                rails.posted(rail, K);
+                let done = if rail == 1 && n % 100 == 0 { Time(now - 9_940_000) } else { Time(now) };
+                rails.ended(done, rail, K, Time(0), true);
+            }
+        }
+        let mut share = [0u64; 2];
+        for _ in 0..100 {
+            let rail = rails.choose(Time(now), K, &[]).unwrap();
+            rails.posted(rail, K);
+            share[rail] += 1;
+        }
+        assert!(share.iter().all(|&count| count >= 40), "{share:?}");
     }
 
     #[test]
