@@ -23,10 +23,8 @@ pub fn fill(seed: u64, offset: u64, buffer: &mut [u8]) {
     let head = buffer.len().min((8 - skip) % 8);
     let (start, rest) = buffer.split_at_mut(head);
     start.copy_from_slice(&word(first)[skip..][..head]);
-    let mut place = first + u64::from(skip > 0);
-    for piece in rest.chunks_mut(8) {
+    for (place, piece) in (first + u64::from(skip > 0)..).zip(rest.chunks_mut(8)) {
         piece.copy_from_slice(&word(place)[..piece.len()]);
-        place += 1;
     }
 }
 

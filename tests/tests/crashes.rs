@@ -237,3 +237,23 @@ fn i8_old_or_new_after_kill_9_at_random_instants() {
     cluster.serve();
     assert_quiet(&cluster, &[]);
 }
+
+#[test]
+fn i8_a_client_that_dies_in_mid_put_leaves_nothing() {
+    let cluster = Cluster::start(&Plan::default());
+    let file = cluster.root.path().join("source");
+    write_file(&file, 1, 256 << 20);
+    let mut command = cluster.railfs();
+    command.arg("put").arg(&file).arg(cluster.url("k")).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut put = Process::start(&mut command);
+    eventually("bytes arrive", PUT_ENDS, || match components(&cluster) {
+        Ok(files) if !files.is_empty() => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    put.kill();
+    // Nobody commits it: 30 s without progress, and it is taken back, by a server that was never restarted.
+    let committed = stat(&cluster, "k").is_some();
+    assert_quiet(&cluster, &[]);
+    assert_eq!(components(&cluster).unwrap().len(), usize::from(committed));
+    assert!(!committed, "the put was over before it was killed");
+}

@@ -111,7 +111,7 @@ fn i2_a_damaged_byte_is_an_error_of_its_page_alone() {
 fn i2_damaged_tables_and_cut_or_missing_files_are_named() {
     need_mount!("i2_damaged_tables_and_cut_or_missing_files_are_named");
     let mut cluster = Cluster::start(&Plan::default());
-    let of_component_0: Vec<u64> = (0..SIZE / PAGE).filter(|page| page * PAGE / STRIPE % 2 == 0).collect();
+    let of_component_0: Vec<u64> = (0..SIZE / PAGE).filter(|page| (page * PAGE / STRIPE).is_multiple_of(2)).collect();
     let mount = cluster.mount("", "");
     for (key, seed) in [("table", 1), ("cut", 2), ("gone", 3), ("swapped", 4)] {
         put(&cluster, key, seed);

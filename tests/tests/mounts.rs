@@ -12,7 +12,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -276,4 +278,37 @@ fn a_server_that_is_down_at_mount_is_named() {
         assert!(!is_mounted(&place));
     }
     assert!(program("railfs").exists());
+}
+
+#[test]
+fn long_directories_and_names_of_any_bytes() {
+    need_mount!("long_directories_and_names_of_any_bytes");
+    let mut cluster = Cluster::start(&Plan::default());
+    let tree = cluster.root.path().join("tree");
+    std::fs::create_dir_all(tree.join("odd")).unwrap();
+    std::fs::create_dir_all(tree.join("long")).unwrap();
+    let bytes: Vec<u8> = (1..=254u8).filter(|byte| *byte != b'/').collect();
+    for name in [&bytes[..], b"new\nline", b"\xff\xfe", b" ", b"...", &[b'x'; 255]] {
+        std::fs::write(tree.join("odd").join(OsStr::from_bytes(name)), name).unwrap();
+    }
+    for number in 0..2500 {
+        std::fs::write(tree.join("long").join(format!("{}-{number}", "n".repeat(number % 200))), "").unwrap();
+    }
+    cluster.put(&tree, "");
+    let mount = cluster.mount("", "");
+    let sh = |text: &str| shell(&mount, &tree, text).expect(0).out();
+    sh("diff -r $S/odd $M/odd");
+    sh("diff <(cd $S && find . -print0 | sort -z | cksum) <(cd $M && find . -print0 | sort -z | cksum)");
+    assert_eq!(sh("ls -f $M/long | wc -l"), "2502\n");
+    assert_eq!(sh("ls -f $M/long | sort -u | wc -l"), "2502\n");
+    let listed = cluster.cli(&["ls", &cluster.url("long/")]).expect(0).out();
+    assert_eq!(listed.lines().count(), 2500);
+    let seen: Vec<_> = std::fs::read_dir(mount.at("long")).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), seen.len());
+    assert_eq!(
+        mount.at(&"y".repeat(256)).metadata().unwrap_err().raw_os_error(),
+        Some(Errno::NAMETOOLONG.raw_os_error())
+    );
+    assert_quiet(&cluster, &[&mount]);
+    mount.stop();
 }

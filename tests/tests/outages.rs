@@ -85,7 +85,7 @@ fn reads_resume_after_a_restart_of_the_server() {
     let source = cluster.root.path().join("source");
     write_file(&source, 2, 30 * MIB as u64);
     cluster.put(&source, "f");
-    let mount = cluster.mount("", "arena=16MiB");
+    let mount = cluster.mount("", "arena=16MiB,metadata_timeout=2s");
     let file = File::open(mount.at("f")).unwrap();
     let (mut buffer, mut want) = (vec![0; MIB], vec![0; MIB]);
     for clean in [true, false] {

@@ -41,10 +41,19 @@ struct Said {
     /// and its version.
     version: AtomicU64,
     done: AtomicBool,
+    /// The server may be away for a while: no answer is an answer.
+    outages: AtomicBool,
+    /// How often that was so.
+    unanswered: AtomicU64,
 }
 
 impl Said {
     fn put(&self, client: &Arc<Client>, k: u8) {
+        self.try_put(client, k).unwrap_or_else(|error| panic!("put {k}: {error}"));
+    }
+
+    /// A put that fails may all the same have happened.
+    fn try_put(&self, client: &Arc<Client>, k: u8) -> Result<(), railfs_engine::error::Error> {
         let options = PutOptions {
             attributes: Attributes { mode: 0o644, mtime_seconds: i64::from(k), mtime_nanoseconds: 0 },
             stripe_size: 1 << 20,
@@ -54,10 +63,16 @@ impl Said {
         };
         let name = ObjectName::new(NAMESPACE, &b"k"[..]).unwrap();
         self.begun.store(k.into(), SeqCst);
-        let done = client.put(&name, Arc::new(Same(k)), options).unwrap_or_else(|error| panic!("put {k}: {error}"));
+        let done = client.put(&name, Arc::new(Same(k)), options)?;
         assert!(!done.superseded && done.version > self.version.load(SeqCst));
         self.version.store(done.version, SeqCst);
         self.acknowledged.store(k.into(), SeqCst);
+        Ok(())
+    }
+    fn may_be_unanswered(&self, error: &std::io::Error) -> bool {
+        let unanswered = error.raw_os_error() == Some(Errno::TIMEDOUT.raw_os_error()) && self.outages.load(SeqCst);
+        self.unanswered.fetch_add(unanswered.into(), SeqCst);
+        unanswered
     }
     fn over(&self) -> bool {
         self.done.load(SeqCst)
@@ -103,7 +118,7 @@ fn open(path: &Path, said: &Said, seen: &mut Seen) -> Option<File> {
                 // The inode's number is the version, fixed at the open.
                 let got = match file.metadata() {
                     Ok(meta) => meta.ino(),
-                    Err(error) if is_stale(&error) => continue,
+                    Err(error) if is_stale(&error) || said.may_be_unanswered(&error) => continue,
                     Err(error) => panic!("fstat: {error}"),
                 };
                 assert!(
@@ -113,6 +128,7 @@ fn open(path: &Path, said: &Said, seen: &mut Seen) -> Option<File> {
                 return Some(file);
             }
             Err(error) if is_stale(&error) => seen.stale_opens += 1,
+            Err(error) if said.may_be_unanswered(&error) => {}
             Err(error) => panic!("open: {error}"),
         }
     }
@@ -151,6 +167,7 @@ fn reader(path: &Path, said: &Said, seed: u64, length: usize, page_aligned: bool
                     seen.stale += 1;
                     break;
                 }
+                Err(error) if said.may_be_unanswered(&error) => {}
                 Err(error) => panic!("pread: {error}"),
             }
             if said.over() {
@@ -168,7 +185,7 @@ fn watcher(path: &Path, said: &Said) -> u64 {
         let version = said.version.load(SeqCst);
         match path.metadata() {
             Ok(meta) => assert!(meta.ino() >= version, "stat got {}, older than {version}", meta.ino()),
-            Err(error) => assert!(is_stale(&error), "stat: {error}"),
+            Err(error) => assert!(is_stale(&error) || said.may_be_unanswered(&error), "stat: {error}"),
         }
         asked += 1;
     }
@@ -249,6 +266,71 @@ fn i1_a_read_is_never_a_blend_of_versions() {
     for seen in &seen {
         eprintln!("{} reads, {} ESTALE, {} versions", seen.reads, seen.stale, seen.versions.len());
         assert!(seen.versions.len() >= 10, "readers and writer did not meet");
+    }
+    writer.close();
+    assert_quiet(&cluster, &[&mount]);
+    mount.stop();
+}
+
+#[test]
+fn i3_nor_when_the_server_is_killed_and_comes_back() {
+    need_mount!("i3_nor_when_the_server_is_killed_and_comes_back");
+    let mut cluster = Cluster::start(&Plan::default());
+    let writer = client(&cluster);
+    let said = Said::default();
+    said.outages.store(true, SeqCst);
+    said.put(&writer, 1);
+    let mount = cluster.mount("", "metadata_ttl=0s,arena=32MiB,read_timeout=3s,metadata_timeout=3s");
+    let path = mount.at("k");
+    let (mut failed, outages) = (0, if full() { 12 } else { 4 });
+    let seen: Vec<Seen> = std::thread::scope(|scope| {
+        let done = Done(&said);
+        let readers: Vec<_> = [20, 21]
+            .into_iter()
+            .map(|seed| {
+                let (path, said) = (&path, &said);
+                scope.spawn(move || reader(path, said, seed, MIB, true))
+            })
+            .collect();
+        let asked = scope.spawn(|| watcher(&path, &said));
+        let mut random = Random::new(3);
+        let mut k = 1;
+        for _ in 0..outages {
+            for _ in 0..8 {
+                k += 1;
+                said.put(&writer, k);
+            }
+            // In the middle of a put, or thereabouts.
+            k += 1;
+            let put = scope.spawn({
+                let (said, writer) = (&said, &writer);
+                move || said.try_put(writer, k)
+            });
+            std::thread::sleep(std::time::Duration::from_micros(random.below(30_000)));
+            cluster.kill();
+            cluster.serve();
+            if put.join().unwrap().is_err() {
+                failed += 1;
+            }
+        }
+        for _ in 0..8 {
+            k += 1;
+            said.put(&writer, k);
+        }
+        drop(done);
+        eprintln!("stat {} times", asked.join().unwrap());
+        readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+    });
+    eprintln!("{outages} outages, {failed} puts failed, {} times no answer", said.unanswered.load(SeqCst));
+    for seen in &seen {
+        eprintln!(
+            "{} reads, {} ESTALE ({} in open), {} versions",
+            seen.reads,
+            seen.stale,
+            seen.stale_opens,
+            seen.versions.len()
+        );
+        assert!(seen.versions.len() >= 5, "readers and writer did not meet");
     }
     writer.close();
     assert_quiet(&cluster, &[&mount]);

@@ -3,11 +3,11 @@
 #![forbid(unsafe_code)]
 
 use railfs_tests::cluster::{Cluster, Plan};
-use railfs_tests::data::{fill, write_file};
+use railfs_tests::data::{Random, assert_file, fill, write_file};
 use railfs_tests::mount::Mount;
 use railfs_tests::netns::cannot;
 use railfs_tests::process::Process;
-use railfs_tests::quiet::assert_quiet;
+use railfs_tests::quiet::{assert_quiet, components};
 use railfs_tests::wait::{self, eventually};
 use railfs_tests::{full, need_mount, skip};
 use std::io::Read;
@@ -127,6 +127,88 @@ fn i10_a_rail_taken_away_in_mid_cat_costs_nothing_but_its_share() {
     });
     cluster.network().have_address(1, true);
     wait_for_state(&mount, 1, &["up"]);
+    assert_quiet(&cluster, &[&mount]);
+    mount.stop();
+}
+
+#[test]
+fn i10_a_put_goes_on_when_a_rail_is_lost() {
+    let test = "i10_a_put_goes_on_when_a_rail_is_lost";
+    if let Some(reason) = cannot() {
+        return skip(test, &reason);
+    }
+    let cluster = Cluster::start(&Plan { rails: 2, network: true, ..Plan::default() });
+    let size = 256 * MIB;
+    let file = cluster.root.path().join("file");
+    write_file(&file, 6, size);
+    // The other rail, and the one of the URL's own address: the control connection goes with it.
+    for (lost, key) in [(2, "other"), (1, "own")] {
+        let before = components(&cluster).unwrap().len();
+        let mut command = cluster.railfs();
+        command.arg("put").arg(&file).arg(cluster.url(key)).stdout(Stdio::null());
+        let mut put = Process::start(&mut command);
+        wait::until("bytes arrive", wait::SOON, || components(&cluster).unwrap().len() > before);
+        cluster.network().link(lost, false);
+        let taken = Instant::now();
+        let status = put.wait(LIMIT);
+        eprintln!("rail {lost} lost: the put ended {:?} later", taken.elapsed());
+        assert!(status.success(), "rail {lost} lost in mid-put: it ended with {status}");
+        cluster.network().link(lost, true);
+        let back = cluster.root.path().join("back");
+        cluster.cli(&["get".as_ref(), cluster.url(key).as_ref(), back.as_os_str()]).expect(0);
+        assert_file(&back, 6, size);
+    }
+    assert_quiet(&cluster, &[]);
+}
+
+#[test]
+fn i10_rails_that_come_and_go_cost_no_read() {
+    let test = "i10_rails_that_come_and_go_cost_no_read";
+    need_mount!(test);
+    if let Some(reason) = cannot() {
+        return skip(test, &reason);
+    }
+    let mut cluster = Cluster::start(&Plan { rails: 3, network: true, ..Plan::default() });
+    let size = 64 * MIB;
+    let file = cluster.root.path().join("file");
+    write_file(&file, 7, size);
+    cluster.put(&file, "f");
+    let mount = cluster.mount("", "arena=24MiB");
+    let over = std::sync::atomic::AtomicBool::new(false);
+    struct Over<'a>(&'a std::sync::atomic::AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    std::thread::scope(|scope| {
+        let end = Over(&over);
+        let reader = scope.spawn(|| {
+            let mut passes = 0;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                assert_file(&mount.at("f"), 7, size);
+                passes += 1;
+            }
+            passes
+        });
+        // One rail is down at a time, each for as long as it takes the client to see it (or, sometimes, not so long).
+        let mut random = Random::new(1);
+        for _ in 0..if full() { 30 } else { 6 } {
+            let lost = 1 + random.below(3) as usize;
+            let way = if random.below(2) == 0 { Way::Link } else { Way::Address };
+            set(&cluster, way, lost, false);
+            if random.below(3) > 0 {
+                wait_for_state(&mount, lost, &["down"]);
+            }
+            set(&cluster, way, lost, true);
+            wait_for_state(&mount, lost, &["up"]);
+        }
+        drop(end);
+        let passes = reader.join().unwrap();
+        eprintln!("{passes} passes over the file");
+        assert!(passes > 0);
+    });
+    assert_eq!(mount.counter("reads_failed"), 0);
     assert_quiet(&cluster, &[&mount]);
     mount.stop();
 }
