@@ -27,6 +27,7 @@ ours() {
 
 tests/bin/setup.sh demo
 [[ -c /dev/fuse ]] || fail "/dev/fuse is not there: load the module (modprobe fuse), or give the container the device"
+[[ -r /dev/fuse && -w /dev/fuse ]] || fail "this user may not open /dev/fuse: run the demo as root (elsewhere its mode is 0666)"
 
 echo "demo: building (the first time takes a few minutes)"
 cargo build --release --quiet -p railfs -p railfs-server --bins

@@ -23,6 +23,8 @@ run() {
   local status=0
   printf '$ %s\n' "$1"
   output=$(eval "$1" 2>&1) || status=$?
+  # What the shell itself says, without the place in this file.
+  output=$(sed -E 's/^[^ ]*demo_steps\.sh: line [0-9]+: /bash: /' <<<"$output")
   [[ -z $output ]] || printf '%s\n' "$output"
   return "$status"
 }
@@ -106,7 +108,7 @@ grep -q '^railfsd ready' railfsd.out || fail "railfsd ended"
 title "Real files, and one of $((size >> 20)) MiB, which is four times the memory that the mount will have"
 printf '$ head -c %s /dev/urandom >big.bin\n' "$size"
 head -c "$size" /dev/urandom >big.bin
-must "cp -rL '$repository/proto' source"
+must 'cp -rL "$repository/proto" source'
 must "railfs put source $url/source/"
 must "railfs put big.bin $url/"
 must "echo 'the first words' >words; railfs put words $url/words"
