@@ -127,6 +127,10 @@ impl Arena {
         let failed = |source| MemoryError::Map { bytes: total, source };
         let length = usize::try_from(total).map_err(|_| failed(std::io::ErrorKind::OutOfMemory.into()))?;
         let map = memmap2::MmapRaw::from(memmap2::MmapOptions::new().len(length).map_anon().map_err(failed)?);
+        // Copies in and out of large pages miss the TLB less and fault once for 2 MiB. Where there are none, it works as well.
+        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
+            tracing::info!(%error, "the arena has no huge pages");
+        }
         let base = NonNull::new(map.as_mut_ptr()).ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?;
         Ok(Arena(Arc::new(Inner {
             map,
