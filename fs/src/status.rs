@@ -293,7 +293,8 @@ mod tests {
         let part = page.split_once(&format!("\n{heading}\n")).expect("no such heading").1;
         let part = part.split_once("\n#").map_or(part, |(part, _)| part);
         let cells = part.lines().filter(|line| line.starts_with("| `")).filter_map(|line| line.split('|').nth(1));
-        let mut names: Vec<String> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect();
+        let mut names: Vec<String> =
+            cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect();
         names.sort();
         names
     }
