@@ -9,7 +9,8 @@ use crate::process::{Output, Process, program, run};
 use crate::wait;
 use railfs_proto::name::{Key, Namespace};
 use railfs_proto::url::Url;
-use rustix::process::Signal;
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
@@ -324,6 +325,29 @@ impl Drop for Cluster {
         self.kill();
         if std::thread::panicking() {
             show_end(&self.log());
+        }
+        self.end_mounts();
+    }
+}
+
+impl Cluster {
+    /// Ends what a test that failed has left of mounts which it made by `railfs mount` without `-f`.
+    fn end_mounts(&self) {
+        for entry in std::fs::read_dir(self.root.path().join("run")).into_iter().flatten().flatten() {
+            // A lock names its holder; the command line tells that the process is still that one.
+            let holder = std::fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+            let pid = holder.and_then(|holder| i32::try_from(holder["pid"].as_u64()?).ok());
+            let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
+            let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+            if String::from_utf8_lossy(&line).contains(&self.root.path().display().to_string()) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        for point in table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new) {
+            if point.starts_with(self.root.path()) {
+                let _ = rustix::mount::unmount(point, UnmountFlags::DETACH);
+            }
         }
     }
 }

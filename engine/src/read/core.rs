@@ -197,7 +197,8 @@ pub struct Core {
     smalls: HashMap<u64, Small>,
     gathering: Vec<small::Member>,
     last_check_posted: Time,
-    calls: HashMap<u64, (Time, String)>,
+    /// Checks and lookups for callers: deadline, how long that was, and the name.
+    calls: HashMap<u64, (Time, Duration, String)>,
     /// Attempts in flight: what for, on which rail, bytes of memory, when posted.
     flights: HashMap<u64, (Flight, usize, u32, Time)>,
     /// Bytes of landings in flight and in quarantine.
@@ -290,13 +291,13 @@ impl Core {
 
     /// The object's version is current: asks, from now on. Answered by [`Action::Checked`] or [`Action::Fail`].
     pub fn check(&mut self, now: Time, id: u64, object: &Arc<Object>, deadline: Time) {
-        self.calls.insert(id, (deadline, object.name.to_string()));
+        self.calls.insert(id, (deadline, deadline.since(now), object.name.to_string()));
         self.want_check(now, Waiter::Call(id), object);
     }
 
     /// Answered by [`Action::LookedUp`] or [`Action::Fail`].
     pub fn lookup(&mut self, now: Time, id: u64, name: &ObjectName, deadline: Time) {
-        self.calls.insert(id, (deadline, name.to_string()));
+        self.calls.insert(id, (deadline, deadline.since(now), name.to_string()));
         self.want_lookup(now, id, name, deadline);
     }
 

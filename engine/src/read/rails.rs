@@ -41,10 +41,11 @@ const WRONG_PENALTY: Duration = Duration::from_secs(10);
 const UNMEASURED: u64 = 1 << 30;
 /// After so long without an answer a measurement says little.
 const STALE: Duration = Duration::from_secs(1);
-/// So many bytes make a measurement,
-const ENOUGH: u64 = 1 << 20;
+/// So many bytes make a measurement (fewer say more of the threads of both ends than of the rail: until then the length of
+/// its queue tells),
+const ENOUGH: u64 = 8 << 20;
 /// and after so many the older ones count half.
-const WINDOW: u64 = 16 << 20;
+const WINDOW: u64 = 32 << 20;
 /// A rail that came back and answered its pings for so long is trusted although nobody had anything to ask.
 const PROBATION: Duration = Duration::from_secs(2);
 /// Of a smaller fetch that had the rail to itself the time tells the round trip, not the bandwidth.
@@ -236,7 +237,7 @@ impl Rails {
             return;
         }
         if stale {
-            (view.busy, view.moved) = (0, 0);
+            (view.busy, view.moved, view.bandwidth) = (0, 0, 0);
         }
         view.busy = view.busy.saturating_add(u64::try_from(busy).unwrap_or(u64::MAX));
         view.moved += bytes;
@@ -317,17 +318,28 @@ mod tests {
         assert_eq!(rails.health(2, Time(0)), Health::Down);
     }
 
+    const M: u64 = 1 << 20;
+
+    /// Answers of a MiB, one after another, each after so long.
+    fn answers(rails: &mut Rails, rail: usize, from: Time, count: u64, each: Duration) -> Time {
+        let mut now = from;
+        for _ in 0..count {
+            rails.posted(rail, M);
+            now = now.after(each);
+            rails.ended(now, rail, M, from, true);
+        }
+        now
+    }
+
     #[test]
     fn a_slow_rail_gets_less_and_a_long_queue_is_avoided() {
         let mut rails = up(2);
-        for (rail, nanoseconds) in [(0, 1_000_000), (1, 10_000_000)] {
-            rails.posted(rail, 1 << 20);
-            rails.ended(Time(nanoseconds), rail, 1 << 20, Time(0), true);
-        }
+        answers(&mut rails, 0, Time(0), 8, Duration::from_millis(1));
+        answers(&mut rails, 1, Time(0), 8, Duration::from_millis(10));
         let mut share = [0u64; 2];
         for _ in 0..22 {
-            let rail = rails.choose(Time(0), 1 << 20, &[]).unwrap();
-            rails.posted(rail, 1 << 20);
+            let rail = rails.choose(Time(0), M, &[]).unwrap();
+            rails.posted(rail, M);
             share[rail] += 1;
         }
         assert!(share[0] >= 18 && share[1] >= 1, "{share:?}");
@@ -335,27 +347,27 @@ mod tests {
 
     #[test]
     fn i10_one_slow_answer_does_not_starve_a_rail() {
-        const M: u64 = 1 << 20;
-        // A small file came slowly over rail 0 (the round trip, not the bandwidth); then much over both.
+        // A small file came slowly over rail 0 (the round trip, not the bandwidth), then a MiB: they say little.
         let mut rails = up(2);
         rails.posted(0, 64 << 10);
         rails.ended(Time(3_000_000), 0, 64 << 10, Time(0), true);
+        let now = answers(&mut rails, 1, Time(3_000_000), 8, Duration::from_millis(1));
+        let now = answers(&mut rails, 0, now, 1, Duration::from_millis(200));
         assert_eq!(rails.view(0).unwrap().bandwidth, 0);
-        rails.posted(1, M);
-        rails.ended(Time(4_000_000), 1, M, Time(3_000_000), true);
-        assert_eq!(rails.choose(Time(4_000_000), M, &[]), Some(0));
-        // A large one, too: it gets less for a while, then one fetch to show what it can do.
-        rails.posted(0, M);
-        rails.ended(Time(204_000_000), 0, M, Time(4_000_000), true);
-        assert_eq!(rails.choose(Time(205_000_000), M, &[]), Some(1));
-        let later = Time(204_000_000).after(STALE);
+        assert_eq!(rails.choose(now, M, &[]), Some(0));
+        // More of them: it gets less for a while, then work to show what it can do.
+        let now = answers(&mut rails, 0, now, 8, Duration::from_millis(200));
+        assert!(rails.view(0).unwrap().bandwidth < 6 << 20);
+        assert_eq!(rails.choose(now, M, &[]), Some(1));
+        let later = now.after(STALE);
         for _ in 0..3 {
             rails.posted(1, M);
         }
         assert_eq!(rails.choose(later, M, &[]), Some(0));
         rails.posted(0, M);
         assert_eq!(rails.choose(later, M, &[]), Some(1));
-        rails.ended(Time(later.0 + 1_000_000), 0, M, later, true);
+        rails.ended(later.after(Duration::from_millis(1)), 0, M, later, true);
+        answers(&mut rails, 0, later.after(Duration::from_millis(1)), 8, Duration::from_millis(1));
         assert!(rails.view(0).unwrap().bandwidth > 1 << 29);
     }
 
@@ -384,7 +396,6 @@ mod tests {
 
     #[test]
     fn answers_that_come_in_bursts_are_measured_by_their_sum() {
-        const M: u64 = 1 << 20;
         let mut rails = up(1);
         let mut now = 0;
         // Four at a time every 4 ms: a MiB a millisecond.

@@ -126,11 +126,11 @@ impl Core {
             return self.end_fetch(id);
         }
         if now >= fetch.deadline {
-            return self.fail_fetch(id, |object| Error::TimedOut {
-                what: format!("{}: fetch", object.name),
-                after: railfs_proto::limits::READ_DEADLINE,
-                detail: String::new(),
-            });
+            // The deadlines of those who wait have come as well: each is told what is known.
+            for read in fetch.waiters.clone() {
+                self.read_timed_out(now, read);
+            }
+            return self.end_fetch(id);
         }
         let size = fetch.geometry.extent;
         let Some(rail) = self.rails.choose(now, u64::from(fetch.geometry.length), &fetch.avoid) else {

@@ -330,9 +330,9 @@ impl Core {
     }
 
     pub(super) fn call_timed_out(&mut self, id: u64) {
-        let Some((_, what)) = self.calls.get(&id) else { return };
+        let Some((_, after, what)) = self.calls.get(&id) else { return };
         let detail = format!(": {}", self.rails_down());
-        let error = Error::TimedOut { what: what.clone(), after: METADATA_DEADLINE, detail };
+        let error = Error::TimedOut { what: what.clone(), after: *after, detail };
         self.fail_call(id, error);
     }
 }
