@@ -1,6 +1,6 @@
 //! Pages that landed: memory behind its fence, the checksums that came with it, and which pages were verified.
 //!
-//! Guarantees (I2): [`Landed::verify`] is the only way to [`Landed::bytes`] of a page; it compares the page with the
+//! Guarantees (I2): [`Landed::verify`] is the only way to the bytes of a page; it compares the page with the
 //! checksum of the identity that was asked for. It runs on the thread that will reply, a page at a time.
 
 use crate::memory::Fenced;
