@@ -43,6 +43,7 @@ pub struct TestServer {
     pub root: tempfile::TempDir,
     pub config: Config,
     daemon: Option<Daemon>,
+    crashed: bool,
 }
 
 /// A loopback address of this process alone: a port that is given up in a restart is not taken by another test's
@@ -77,13 +78,24 @@ impl TestServer {
 
     /// Over directories that are there.
     pub fn over(root: tempfile::TempDir, config: Config) -> TestServer {
-        let mut server = TestServer { root, config, daemon: None };
+        let mut server = TestServer { root, config, daemon: None, crashed: false };
         server.serve().unwrap();
         server
     }
 
     pub fn serve(&mut self) -> std::result::Result<(), StartError> {
-        let daemon = Daemon::start(&self.config)?;
+        // A crash within a process leaves threads and sockets that end a moment later, which a real one does not.
+        let end = Instant::now() + if std::mem::take(&mut self.crashed) { LONG } else { Duration::ZERO };
+        let daemon = loop {
+            match Daemon::start(&self.config) {
+                Err(StartError::Rail(_) | StartError::Listen { .. } | StartError::Catalog(_))
+                    if Instant::now() < end =>
+                {
+                    std::thread::yield_now();
+                }
+                other => break other?,
+            }
+        };
         // The same ports after a restart: clients come back.
         self.config.control = daemon.control_addresses().to_vec();
         for (rail, address) in self.config.rails.iter_mut().zip(daemon.rail_addresses()) {
@@ -107,6 +119,7 @@ impl TestServer {
         self.daemon.take().unwrap().stop().unwrap();
     }
     pub fn crash(&mut self) {
+        self.crashed = true;
         self.daemon.take().unwrap().crash();
     }
     pub fn control(&self) -> SocketAddr {
