@@ -284,9 +284,12 @@ impl Client {
                 Box::new(move |session| {
                     if let Some(client) = on_session.upgrade() {
                         // Rails are closed and opened there, which takes a moment: not on the runtime's thread.
-                        let _ = std::thread::Builder::new()
+                        let started = std::thread::Builder::new()
                             .name("railfs-session".into())
                             .spawn(move || client.on_session(&session));
+                        if let Err(error) = started {
+                            tracing::error!(%error, "no thread for the new session: its rails are not taken into use");
+                        }
                     }
                 }),
             );

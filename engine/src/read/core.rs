@@ -444,8 +444,3 @@ impl Core {
         while self.cache.evict() {}
     }
 }
-
-#[cfg(test)]
-fn plan_clamp(offset: u64, length: u32) -> std::ops::Range<u64> {
-    offset.min(200_000)..(offset + u64::from(length)).min(200_000).max(offset.min(200_000))
-}

@@ -322,7 +322,7 @@ impl Driver {
         let complete = self.with_core(|core, now| core.read(now, id, object, handle, offset, length, now.after(limit)));
         let wait_until = complete.map(|Complete { parts }| {
             let until = Instant::now() + INLINE_CHECK;
-            // The check is on its way: verify meanwhile. What fails here fails again in `assemble`, where it counts.
+            // The check is on its way: verify meanwhile. What fails here fails again in `answer`, where it counts.
             let _ = verify_all(&parts, &slot.bytes);
             until
         });

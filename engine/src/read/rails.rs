@@ -316,6 +316,15 @@ mod tests {
         rails.state(2, State::Down("gone".into()));
         assert!((0..50).all(|_| rails.choose(Time(0), 1, &[]) != Some(2)));
         assert_eq!(rails.health(2, Time(0)), Health::Down);
+        for rail in [0, 1, 3] {
+            rails.posted(rail, 64 << 20);
+        }
+        assert!(rails.choose(Time(0), 1, &[]).is_some_and(|rail| rail != 2), "however long the others' queues are");
+        assert!(rails.choose(Time(0), 1, &[0, 1, 3]).is_some_and(|rail| rail != 2));
+        for rail in [0, 1, 3] {
+            rails.state(rail, State::Down("gone".into()));
+        }
+        assert_eq!(rails.choose(Time(0), 1, &[]), None);
     }
 
     const M: u64 = 1 << 20;

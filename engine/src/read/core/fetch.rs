@@ -189,8 +189,10 @@ impl Core {
         self.retry_smalls(now, all);
     }
 
-    pub(super) fn fetch_failed(&mut self, now: Time, id: u64, rail: usize, _why: &str) {
+    pub(super) fn fetch_failed(&mut self, now: Time, id: u64, rail: usize, why: &str) {
+        let name = self.rails.name(rail).to_owned();
         let Some(fetch) = self.fetches.get_mut(&id) else { return };
+        tracing::debug!(object = %fetch.object.name, rail = name, why, "a fetch failed and is sent again");
         fetch.attempt = None;
         fetch.retry_at = now;
         if !fetch.avoid.contains(&rail) {

@@ -165,7 +165,7 @@ impl World {
 
     fn finish(&mut self, id: u64, parts: Vec<Arc<Landed>>) {
         let asked = &self.asked[&id];
-        let range = super::plan_clamp(asked.offset, asked.length);
+        let range = crate::read::plan::clamp(&striping(), asked.offset, asked.length);
         let mut bytes: Vec<u8> = Vec::new();
         while (bytes.len() as u64) < range.end - range.start {
             let at = range.start + bytes.len() as u64;
@@ -505,6 +505,33 @@ fn i9_a_read_is_answered_by_its_deadline_when_every_rail_is_gone() {
     world.pass(Duration::from_secs(1));
     assert_eq!(world.answered[2], 1);
     world.quiesce();
+}
+
+#[test]
+fn i9_checks_lookups_and_reads_end_at_their_own_deadlines_while_the_server_says_nothing() {
+    let mut world = World::new(1, 1, 8 << 20);
+    world.read(1, 0, 4096);
+    world.answer_all();
+    let (object, name) = (world.object.clone(), world.object.name.clone());
+    let failed = |world: &mut World, time: Time| -> Vec<u64> {
+        world.core.tick(time);
+        let actions = world.core.take_actions();
+        let failed = actions.into_iter().filter_map(|action| match action {
+            Action::Fail { id, error: Error::TimedOut { .. } } => Some(id),
+            _ => None,
+        });
+        failed.collect()
+    };
+    let at = |seconds| Time(0).after(Duration::from_secs(seconds));
+    world.core.check(world.now, 9001, &object, at(1));
+    world.core.lookup(world.now, 9002, &name, at(2));
+    // Its page is cached: no fetch has a deadline in its stead.
+    world.core.read(world.now, 9003, &object, 1, 0, 4096, at(3));
+    let just_before = |time: Time| Time(time.0 - 1);
+    for (seconds, id) in [(1, 9001), (2, 9002), (3, 9003)] {
+        assert!(failed(&mut world, just_before(at(seconds))).is_empty());
+        assert_eq!(failed(&mut world, at(seconds)), [id]);
+    }
 }
 
 #[test]
