@@ -6,6 +6,9 @@ use super::{kernel, place, runtime, table};
 use crate::failure::{Failure, io};
 use kernel::UnmountError;
 use railfs_proto::limits::STOP_DEADLINE;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -24,6 +27,8 @@ pub fn umount(path: &Path, lazy: bool) -> Result<(), Failure> {
             "{shown} is not a railfs mount (`railfs status` lists those of this user)"
         )));
     }
+    // Taken while it lives, so that it can only mean this process.
+    let process = holder.as_ref().and_then(|holder| process(holder.pid));
     if mounted.is_some() {
         kernel::unmount(&point, lazy).map_err(|error| match error {
             UnmountError::Busy => Failure::failed(format!(
@@ -47,5 +52,24 @@ pub fn umount(path: &Path, lazy: bool) -> Result<(), Failure> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(())
+    // It has let go of the place; a script that goes on may count on the process being gone, too.
+    process.map_or(Ok(()), |process| wait_for(&process, deadline)).map_err(|error| io("waiting for the daemon", &error))
+}
+
+/// `None`: there is no such process any more.
+fn process(pid: u32) -> Option<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Until it has ended or the time is up.
+fn wait_for(process: &OwnedFd, deadline: Instant) -> std::io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ended => return ended.map(|_| ()).map_err(Into::into),
+        }
+    }
 }
