@@ -1,7 +1,7 @@
 # Everything one does with this repository; `make` alone lists it. The work is in tests/bin/.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fmt-check clippy doc-check docs-check tools-check deny fmt test test-mutants bench demo fuzz clean
+.PHONY: help setup build check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-mutants bench demo fuzz clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ fmt: ## Format the code
 
 test: ## Run everything this machine can run; the last line counts passed, failed, skipped
 	@tests/bin/test.sh
+
+test-lab: ## Run only the tests in guests (tests/lab): another kernel, Soft-RoCE
+	@tests/bin/lab.sh --only run pair
 
 test-mutants: ## Break each invariant on purpose (docs/invariants.md) and demand that its test turns red
 	@python3 tests/bin/mutants.py

@@ -14,6 +14,18 @@ needed=(
   ip:iproute2       # network namespaces, rails taken away
   jq:jq             # the demo reads `status --json`
   fio:fio           # make bench
+  # tests/lab: guests with another kernel, Soft-RoCE and systemd
+  qemu-system-x86_64:qemu-system-x86
+  modprobe:kmod
+  cpio:cpio
+  mkfs.ext4:e2fsprogs
+  dmsetup:dmsetup
+  ibv_devinfo:ibverbs-utils
+  ib_write_bw:perftest
+  strip:binutils
+  static-busybox:busybox-static
+  librxe:ibverbs-providers
+  /lib/systemd/systemd:systemd
 )
 [[ ${1:-} == demo ]] && needed=(cc:gcc python3:python3 fusermount3:fuse3 ip:iproute2 jq:jq unshare:util-linux)
 
@@ -27,12 +39,22 @@ version_at_least() { # HAVE WANT
   [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]
 }
 
+# Whether a command is there, or what else stands before the colon above.
+is_there() {
+  local path
+  case $1 in
+    static-busybox) path=$(command -v busybox) && ! ldd "$path" >/dev/null 2>&1 ;;
+    librxe) compgen -G '/usr/lib/*/libibverbs/librxe-*' >/dev/null ;;
+    # iproute2 and others live in /usr/sbin, which an ordinary user's PATH may lack.
+    *) PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null ;;
+  esac
+}
+
 packages=()
 missing=()
 for entry in "${needed[@]}"; do
   command=${entry%%:*}
-  # iproute2 lives in /usr/sbin, which an ordinary user's PATH may lack.
-  if ! PATH="$PATH:/usr/sbin:/sbin" command -v "$command" >/dev/null; then
+  if ! is_there "$command"; then
     missing+=("$command")
     packages+=("${entry#*:}")
   fi

@@ -92,6 +92,23 @@ def read_fuzz(out, suites):
         suite.failed["fuzz"] = "out of time" if status in (124, 137) else f"ended with status {status}"
 
 
+def read_lab(out, suites):
+    """Adds a suite `lab-NAME` for each that ran in guests: "pass CASE" or "fail CASE: reason", a line each."""
+    for path in sorted(out.glob("lab-*.status")):
+        status, suite = read_status(path), suites.setdefault(path.stem, Suite())
+        results = path.with_suffix(".results")
+        for line in results.read_text(errors="replace").splitlines() if results.exists() else []:
+            word, _, rest = line.partition(" ")
+            name, _, reason = rest.partition(": ")
+            if word == "pass":
+                suite.passed.add(name)
+            elif line.strip():
+                suite.failed[name or line] = reason or "failed"
+        if status != 0 and not suite.failed:
+            what = "no guest came to its end" if status == 125 else f"ended with status {status}"
+            suite.failed[path.stem] = what
+
+
 def read_status(path):
     try:
         return int(path.read_text())
@@ -165,6 +182,7 @@ def main():
     read_ignored(out / "list.json", suites)
     read_doctests(out, suites)
     read_fuzz(out, suites)
+    read_lab(out, suites)
     skips = read_skips(out / "skipped.log")
     apply_skips(skips, suites)
     if not arguments.partial:

@@ -81,6 +81,29 @@ class Suites(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("FAILED fuzz: fuzz: out of time", text)
 
+    def test_cases_in_guests_are_counted_and_a_guest_that_died_is_a_failure(self):
+        config = CONFIG + '[[suite]]\nid = "lab-run"\nmin = 2\n'
+        files = {"lab-run_results": "pass a\npass b\n", "lab-run_status": "0"}
+        code, _, last = self.run_it(config=config, **files)
+        self.assertEqual((code, last), (0, "4 passed, 0 failed, 0 skipped"))
+        files = {"lab-run_results": "pass a\nfail b: line 7: cmp\n", "lab-run_status": "1"}
+        code, text, last = self.run_it(config=config, **files)
+        self.assertEqual((code, last), (1, "3 passed, 1 failed, 0 skipped"))
+        self.assertIn("FAILED lab-run: b: line 7: cmp", text)
+        files = {"lab-run_results": "pass a\npass b\n", "lab-run_status": "125"}
+        code, text, _ = self.run_it(config=config, **files)
+        self.assertEqual(code, 1)
+        self.assertIn("FAILED lab-run: lab-run: no guest came to its end", text)
+
+    def test_a_lab_that_cannot_start_fails_in_ci_only(self):
+        config, skips = CONFIG + '[[suite]]\nid = "lab-run"\n', "SKIPPED lab-run: this machine lacks qemu\n"
+        code, text, _ = self.run_it(config=config, skips=skips)
+        self.assertEqual(code, 1)
+        self.assertIn("suite lab-run: 0 tests ran", text)
+        code, text, last = self.run_it(config=config, skips=skips, ci="")
+        self.assertEqual((code, last), (0, "2 passed, 0 failed, 1 skipped"))
+        self.assertIn("SKIPPED lab-run: this machine lacks qemu", text)
+
     def test_a_build_that_broke_is_a_failure(self):
         code, text, last = self.run_it(junit=None, status="101", ci="")
         self.assertEqual((code, last), (1, "0 passed, 1 failed, 0 skipped"))

@@ -5,6 +5,7 @@
 #   RAILFS_FUZZ_SECONDS  seconds of fuzzing in all: 0 is none; default 60 where CI=true, else 10
 #   RAILFS_SKIP_LOG      set by this script: a test that cannot run here appends "SKIPPED <name>: <reason>" to it
 #   RAILFS_BIN_DIR       set by this script: where the railfs and railfsd just built are
+#   RAILFS_LAB           0: no guests (tests/lab)
 #   RAILFS_TEST_ARGS     what to run instead of --workspace, e.g. "-p railfs-proto" (then no suite is required)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -65,6 +66,11 @@ else
   # Twice the time and ten minutes for the build; a fuzzer that hangs must not hang the run.
   timeout --kill-after=10 $((RAILFS_FUZZ_SECONDS * 2 + 600)) bash tests/fuzz/run.sh </dev/null || fuzz_status=$?
   echo "$fuzz_status" >"$out/fuzz.status"
+fi
+
+# Guests run the programs just built; where only some packages were, they may not be there.
+if ((${#report[@]} == 0)); then
+  tests/bin/lab.sh "$out" </dev/null
 fi
 
 exec python3 tests/bin/suites.py "${report[@]}" --out "$out" tests/suites.toml

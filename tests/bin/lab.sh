@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Runs the suites of the lab (tests/lab/cases) and leaves what became of them where suites.py counts it.
+#
+#   lab.sh OUT [SUITE...]       OUT/lab-SUITE.results and .status; suites: run pair (all when none is named)
+#   lab.sh --only [SUITE...]    builds, runs these alone, and counts
+#
+# A machine that cannot start guests is said to, by a line for each suite in RAILFS_SKIP_LOG; suites.py decides whether that
+# is allowed. RAILFS_LAB=0 skips them all. Needs the programs in RAILFS_BIN_DIR. What guests said stays in OUT/lab-SUITE/.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+if [[ ${1:-} == --only ]]; then
+  shift
+  target=${CARGO_TARGET_DIR:-$PWD/target}
+  out=$target/test-lab
+  rm -rf "$out"
+  mkdir -p "$out"
+  cargo build --bins
+  RAILFS_BIN_DIR=$target/debug RAILFS_SKIP_LOG=$out/skipped.log tests/bin/lab.sh "$out" "$@"
+  exec python3 tests/bin/suites.py --partial --out "$out" tests/suites.toml
+fi
+
+out=$1
+shift
+suites=("$@")
+((${#suites[@]})) || suites=(run pair)
+
+skip() {
+  local suite
+  for suite in "${suites[@]}"; do
+    echo "SKIPPED lab-$suite: $1"
+    [[ -z ${RAILFS_SKIP_LOG:-} ]] || echo "SKIPPED lab-$suite: $1" >>"$RAILFS_SKIP_LOG"
+  done
+  exit 0
+}
+
+[[ ${RAILFS_LAB:-1} != 0 ]] || skip "RAILFS_LAB is 0"
+lacking=$(tests/lab/lab missing) || skip "this machine lacks ${lacking//$'\n'/; }"
+prepared=$(tests/lab/lab prepare 2>&1) || skip "${prepared//$'\n'/; }"
+
+# Guests read programs slowly: without what only a debugger wants they are a quarter as large.
+programs=$(mktemp -d "$out/lab-programs.XXXXXX")
+trap 'rm -rf "$programs"' EXIT
+for program in railfs railfsd; do
+  strip -o "$programs/$program" "${RAILFS_BIN_DIR:?}/$program" 2>/dev/null || cp "$RAILFS_BIN_DIR/$program" "$programs/"
+done
+export RAILFS_BIN_DIR=$programs
+
+for suite in "${suites[@]}"; do
+  began=$SECONDS
+  echo "lab: $suite"
+  rm -rf "$out/lab-$suite"
+  status=0
+  options=()
+  [[ $suite == pair ]] || options=(--disk 512)
+  tests/lab/lab "$suite" "${options[@]}" --out "$out/lab-$suite" "tests/lab/cases/$suite.sh" || status=$?
+  cat "$out/lab-$suite"/*/results >"$out/lab-$suite.results" 2>/dev/null || true
+  echo "$status" >"$out/lab-$suite.status"
+  echo "lab: $suite took $((SECONDS - began)) s, status $status"
+done
