@@ -14,7 +14,9 @@ if [[ ${1:-} == --only ]]; then
   out=$target/test-lab
   rm -rf "$out"
   mkdir -p "$out"
-  cargo build --bins
+  # As tests/bin/test.sh does, so that nothing is compiled twice.
+  cargo build --workspace --bins --tests
+  echo 0 >"$out/nextest.status"
   RAILFS_BIN_DIR=$target/debug RAILFS_SKIP_LOG=$out/skipped.log tests/bin/lab.sh "$out" "$@"
   exec python3 tests/bin/suites.py --partial --out "$out" tests/suites.toml
 fi
