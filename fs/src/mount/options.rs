@@ -126,7 +126,7 @@ impl Options {
             "nonempty" => self.nonempty = true,
             "io" if value == "direct" => {}
             "io" => return wrong(format!("\"{value}\" is not available, use io=direct")),
-            "arena" => self.arena = size(key, value)?,
+            "arena" => self.arena = size(key, value)? / ARENA_UNIT * ARENA_UNIT,
             "readahead" => self.readahead = size(key, value)?,
             "threads" => self.threads = count(key, value)?,
             "workers" => self.workers = count(key, value)?,
@@ -162,7 +162,7 @@ impl Options {
         let least = least_arena();
         vec![
             format!(
-                "arena {}: at least {} = 3 x (largest READ {} + 2 pages of {})",
+                "arena {}: at least {} = 3 x (largest READ {} + 2 pages of {}), in whole MiB",
                 format_size(self.arena),
                 format_size(least),
                 format_size(MAX_READ.into()),
@@ -179,9 +179,13 @@ impl Options {
 }
 
 /// The smallest arena, bytes: three reads of the largest kind can be under way, each with a page to spare at both ends.
+/// The arena is made of whole MiB, so that is what counts.
 pub fn least_arena() -> u64 {
-    3 * (u64::from(MAX_READ) + 2 * u64::from(MAX_PAGE))
+    (3 * (u64::from(MAX_READ) + 2 * u64::from(MAX_PAGE))).next_multiple_of(ARENA_UNIT)
 }
+
+/// What an arena is made of, bytes; the rest of what was asked for would never be used.
+const ARENA_UNIT: u64 = 1 << 20;
 
 fn check_arena(arena: u64) -> Result<(), Failure> {
     let least = least_arena();
@@ -189,7 +193,7 @@ fn check_arena(arena: u64) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "option arena: {} is too small: it takes at least {} = 3 x (largest READ {} + 2 pages of {})",
+        "option arena: {} is too small: it takes at least {} = 3 x (largest READ {} + 2 pages of {}), in whole MiB",
         format_size(arena),
         format_size(least),
         format_size(MAX_READ.into()),
@@ -318,10 +322,12 @@ mod tests {
         let message = fails("arena=4MiB");
         assert_eq!(
             message,
-            "option arena: 4 MiB is too small: it takes at least 4608 KiB = 3 x (largest READ 1 MiB + 2 pages of 256 KiB)"
+            "option arena: 4 MiB is too small: it takes at least 5 MiB = 3 x (largest READ 1 MiB + 2 pages of 256 KiB), in whole MiB"
         );
-        assert!(Options::parse(&["arena=4608KiB"]).is_ok());
-        assert!(Options::default().memory_plan()[0].starts_with("arena 256 MiB: at least 4608 KiB = 3 x "));
+        assert!(fails("arena=4608KiB").contains("at least 5 MiB"), "the arena would have 4 MiB of it");
+        assert_eq!(Options::parse(&["arena=5MiB"]).unwrap().arena, 5 << 20);
+        assert_eq!(Options::parse(&["arena=6655KiB"]).unwrap().arena, 6 << 20);
+        assert!(Options::default().memory_plan()[0].starts_with("arena 256 MiB: at least 5 MiB = 3 x "));
     }
 
     #[test]
