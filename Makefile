@@ -1,7 +1,7 @@
 # Everything one does with this repository; `make` alone lists it. The work is in tests/bin/.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-mutants bench demo fuzz clean
+.PHONY: help setup build check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-mutants bench bench-forms demo fuzz clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ test-mutants: ## Break each invariant on purpose (docs/invariants.md) and demand
 
 bench: ## Measure reads, with the ceilings of this machine beside them
 	@tests/bin/call.sh tests/bin/bench.sh
+
+bench-forms: ## Measure io=direct and io=cached side by side
+	@tests/bin/call.sh tests/bin/bench.sh forms
 
 demo: ## Store, mount, read, overwrite and lose a rail, on this machine
 	@tests/bin/call.sh tests/bin/demo.sh

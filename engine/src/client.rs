@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::memory::Arena;
 use crate::put::{self, Puts};
 use crate::rail::tcp::{Limits, RailConfig, TcpRail};
+pub use crate::read::core::Freshness;
 use crate::read::core::{self, Core};
 use crate::read::driver::Driver;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof};
@@ -78,12 +79,13 @@ pub struct Object {
     pub descriptor: Descriptor,
     proof: Mutex<Proof>,
     stale: AtomicBool,
+    gone: AtomicBool,
 }
 
 impl Object {
     /// What a lookup found.
     pub fn new(name: ObjectName, descriptor: Descriptor, proof: Proof) -> Object {
-        Object { name, descriptor, proof: Mutex::new(proof), stale: AtomicBool::new(false) }
+        Object { name, descriptor, proof: Mutex::new(proof), stale: AtomicBool::new(false), gone: AtomicBool::new(false) }
     }
     /// Under what slot value the version was last seen current.
     pub fn proof(&self) -> Proof {
@@ -98,6 +100,14 @@ impl Object {
     }
     pub(crate) fn set_stale(&self) {
         self.stale.store(true, Ordering::Release);
+    }
+    /// Whether the server said that it has the version no more.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+    pub(crate) fn set_gone(&self) {
+        self.set_stale();
+        self.gone.store(true, Ordering::Release);
     }
     pub(crate) fn stale_error(&self) -> Error {
         Error::Stale { object: self.name.to_string(), version: self.descriptor.version }
@@ -270,7 +280,11 @@ impl Client {
             .map_err(io("starting the control threads"))?;
         let handle = runtime.handle().clone();
         let (renew, mut renewals) = tokio::sync::mpsc::channel::<()>(1);
-        let core = Core::new(arena.clone(), config.readahead);
+        let mut lease = [0u8; 8];
+        getrandom::fill(&mut lease)
+            .map_err(|error| Error::Io { what: "random bytes".into(), detail: error.to_string() })?;
+        let mut core = Core::new(arena.clone(), config.readahead);
+        core.pin_lease(u64::from_le_bytes(lease).max(1));
         // One renewal at a time: what does not fit into the channel is already on its way.
         let wake = Box::new(move || {
             let _ = renew.try_send(());
@@ -339,7 +353,11 @@ impl Client {
         if self.control.session().is_some_and(|now| !now.is_same(session)) {
             return;
         }
-        self.driver.session(core::Session { scope: session.scope(), max_fetch: session.max_fetch_bytes });
+        self.driver.session(core::Session {
+            scope: session.scope(),
+            max_fetch: session.max_fetch_bytes,
+            pins: session.pins,
+        });
         let mut offered: Vec<(&Listener, SocketAddr)> = Vec::new();
         for listener in &session.listeners {
             match &listener.transport {
@@ -420,9 +438,38 @@ impl Client {
         self.driver.check(object, self.config.metadata_deadline, done);
     }
 
-    /// Reads. `handle` tells readers apart (readahead, fairness). The reply may be called before this returns.
+    /// Reads, checked. `handle` tells readers apart (readahead, fairness). The reply may be called before this returns.
     pub fn read(&self, object: &Arc<Object>, handle: u64, offset: u64, length: u32, reply: ReadReply) {
-        self.driver.read(object, handle, offset, length, self.config.read_deadline, reply);
+        self.read_as(object, handle, offset, length, Freshness::Current, reply);
+    }
+
+    /// The same, checked or not.
+    pub fn read_as(
+        &self,
+        object: &Arc<Object>,
+        handle: u64,
+        offset: u64,
+        length: u32,
+        freshness: Freshness,
+        reply: ReadReply,
+    ) {
+        self.driver.read(object, handle, offset, length, freshness, self.config.read_deadline, reply);
+    }
+
+    /// The version is needed until [`Client::unpin`] (which is to be called whatever the answer): `Ok` once the server keeps
+    /// it although it may be superseded. `Stale`: it is reclaimed already. `OverBudget`: the server keeps no more.
+    pub fn pin(&self, object: &Arc<Object>, done: Done<()>) {
+        self.driver.pin(object, self.config.metadata_deadline, done);
+    }
+
+    /// One who needed the version does not any more.
+    pub fn unpin(&self, version: u64) {
+        self.driver.unpin(version);
+    }
+
+    /// Whether the server keeps versions that clients pin.
+    pub fn server_pins(&self) -> bool {
+        self.control.session().is_some_and(|session| session.pins)
     }
 
     /// The handle is closed: what was read ahead for it is no longer wanted.
@@ -475,6 +522,7 @@ impl Client {
         let (counts, cached_bytes, activity, committed) = self
             .driver
             .inspect(|core, _| (core.counts(), core.cached_bytes(), core.activity(), core.committed_bytes()));
+        let pins = self.driver.inspect(|core, _| core.pin_counts());
         let [reads, fetches, checks, waiting] = activity;
         let mut counters = counts.named();
         counters.extend([
@@ -485,6 +533,9 @@ impl Client {
             ("reads_waiting_now", waiting),
             ("committed_bytes_now", committed),
             ("put_bytes_now", self.puts.in_flight()),
+            ("pins_now", pins.pins),
+            ("pins_unsaid_now", pins.unsaid),
+            ("pins_lost", pins.lost),
         ]);
         Status {
             store: session.as_ref().map_or_else(String::new, |session| session.store.to_string()),

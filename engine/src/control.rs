@@ -78,6 +78,8 @@ pub struct Session {
     pub control_addresses: Vec<SocketAddr>,
     /// The server's software.
     pub software: String,
+    /// It keeps versions that clients pin.
+    pub pins: bool,
 }
 
 impl Session {
@@ -93,6 +95,7 @@ impl Session {
             control: control.to_owned(),
             control_addresses: hello.control_addresses.clone(),
             software: hello.software.clone(),
+            pins: hello.capabilities.iter().any(|word| word == railfs_proto::pin::CAPABILITY),
         }
     }
 

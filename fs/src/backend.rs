@@ -3,7 +3,7 @@
 //! Guarantees (of every implementation): no call blocks; each `done` is called exactly once, on this thread or another,
 //! by its deadline at the latest.
 
-use railfs_engine::client::{Client, Done, Found, ListQuery, Listing, Object, ReadReply, Status};
+use railfs_engine::client::{Client, Done, Found, Freshness, ListQuery, Listing, Object, ReadReply, Status};
 use railfs_proto::name::ObjectName;
 use railfs_proto::v1::StatusReply;
 use std::sync::Arc;
@@ -16,8 +16,24 @@ pub trait Backend: Send + Sync + 'static {
     fn list(&self, query: ListQuery, done: Done<Listing>);
     /// Whether the object's version is current, by a check that begins now.
     fn check(&self, object: &Arc<Object>, done: Done<()>);
-    /// Bytes of the version, all that were asked for (fewer only at its end), seen current after the call began.
-    fn read(&self, object: &Arc<Object>, handle: u64, offset: u64, length: u32, reply: ReadReply);
+    /// Bytes of the version, all that were asked for (fewer only at its end); with `Freshness::Current` seen current after
+    /// the call began.
+    fn read(
+        &self,
+        object: &Arc<Object>,
+        handle: u64,
+        offset: u64,
+        length: u32,
+        freshness: Freshness,
+        reply: ReadReply,
+    );
+    /// The version is needed until [`Backend::unpin`], whatever the answer: `Ok` once it stays readable although it may be
+    /// superseded.
+    fn pin(&self, object: &Arc<Object>, done: Done<()>);
+    /// One who needed the version does not any more.
+    fn unpin(&self, version: u64);
+    /// Whether the store keeps what is pinned.
+    fn keeps_pins(&self) -> bool;
     /// The handle is closed.
     fn release(&self, handle: u64);
     /// The server's own account.
@@ -38,8 +54,25 @@ impl Backend for Client {
     fn check(&self, object: &Arc<Object>, done: Done<()>) {
         Client::check(self, object, done);
     }
-    fn read(&self, object: &Arc<Object>, handle: u64, offset: u64, length: u32, reply: ReadReply) {
-        Client::read(self, object, handle, offset, length, reply);
+    fn read(
+        &self,
+        object: &Arc<Object>,
+        handle: u64,
+        offset: u64,
+        length: u32,
+        freshness: Freshness,
+        reply: ReadReply,
+    ) {
+        Client::read_as(self, object, handle, offset, length, freshness, reply);
+    }
+    fn pin(&self, object: &Arc<Object>, done: Done<()>) {
+        Client::pin(self, object, done);
+    }
+    fn unpin(&self, version: u64) {
+        Client::unpin(self, version);
+    }
+    fn keeps_pins(&self) -> bool {
+        self.server_pins()
     }
     fn release(&self, handle: u64) {
         Client::release(self, handle);

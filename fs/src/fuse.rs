@@ -4,7 +4,10 @@
 //! Every operation that would change something is answered EROFS.
 
 use crate::errno::Errno;
-use crate::ops::{Access, Attr, DirSink, Emitted, Entry, FileSystem, Kind, MAX_READ, Rights, Seek};
+use crate::ops::{
+    Access, Attr, Choice, DirSink, Emitted, Entry, FileSystem, Form, Io, Kernel, Kind, MAX_READ, Mode, Purpose, Rights, Seek,
+    choose,
+};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
@@ -16,8 +19,6 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How many requests the kernel may have under way in the background.
@@ -30,23 +31,18 @@ const O_TRUNC: i32 = 0o1000;
 /// An inode number is never used for another file: the generation stays the same.
 const GENERATION: Generation = Generation(0);
 
-/// What the kernel lacks, found at INIT.
-#[derive(Debug, Default)]
-pub struct KernelLacks {
-    /// Before 6.6, MAP_SHARED of a direct-I/O file fails with ENODEV (MAP_PRIVATE works).
-    pub shared_mmap: AtomicBool,
-}
-
 /// The adapter.
 pub struct Adapter {
     fs: FileSystem,
-    lacks: Arc<KernelLacks>,
+    mode: Mode,
+    io: Io,
+    opened: FopenFlags,
 }
 
 impl Adapter {
-    /// For a file system; `lacks` is filled in at INIT.
-    pub fn new(fs: FileSystem, lacks: Arc<KernelLacks>) -> Adapter {
-        Adapter { fs, lacks }
+    /// For a file system; the form of its reads is agreed with the kernel at INIT.
+    pub fn new(fs: FileSystem, mode: Mode, io: Io) -> Adapter {
+        Adapter { fs, mode, io, opened: opened(Form::Direct) }
     }
 }
 
@@ -116,15 +112,20 @@ impl DirSink for Plus {
     }
 }
 
-/// What a file is opened with: reads come to us, and what is mapped stays cached (an inode is one version).
-pub const OPENED: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_KEEP_CACHE);
+/// What a file is opened with. What is cached stays so, always: an inode is one version.
+pub fn opened(form: Form) -> FopenFlags {
+    match form {
+        Form::Direct => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_KEEP_CACHE,
+        Form::Cached => FopenFlags::FOPEN_KEEP_CACHE,
+    }
+}
 
-/// What is agreed with the kernel at INIT; whether it lacks MAP_SHARED of direct-I/O files. Apart from the adapter, so that
-/// a benchmark's bare file system speaks to the kernel on the same terms.
+/// What is agreed with the kernel at INIT: in which form reads come. Apart from the adapter, so that a benchmark's bare
+/// file system speaks to the kernel on the same terms.
 ///
 /// # Errors
 /// The kernel's largest READ is smaller than ours.
-pub fn negotiate(config: &mut KernelConfig) -> io::Result<bool> {
+pub fn negotiate(config: &mut KernelConfig, mode: Mode, io: Io) -> io::Result<Choice> {
     let wanted = [
         InitFlags::FUSE_PARALLEL_DIROPS,
         InitFlags::FUSE_DO_READDIRPLUS,
@@ -135,23 +136,34 @@ pub fn negotiate(config: &mut KernelConfig) -> io::Result<bool> {
         // Each only saves time: a kernel without it works as well.
         let _ = config.add_capabilities(flag);
     }
-    let lacks = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP).is_err();
+    let offered = config.capabilities();
+    let kernel = Kernel {
+        direct_mmap: offered.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP),
+        auto_inval: offered.contains(InitFlags::FUSE_AUTO_INVAL_DATA),
+    };
+    let choice = choose(mode, io, kernel);
+    // Asked for only where it is offered: neither can fail.
+    let _ = match (choice.form, mode) {
+        (Form::Direct, _) => config.add_capabilities(offered & InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP),
+        (Form::Cached, Mode::Strict) => config.add_capabilities(InitFlags::FUSE_AUTO_INVAL_DATA),
+        (Form::Cached, Mode::Snapshot) => Ok(()),
+    };
     // The number of pages in a READ follows from the largest write.
     config.set_max_write(MAX_READ).map_err(|most| io::Error::other(format!("largest READ is {most}")))?;
     let _ = config.set_max_background(MAX_BACKGROUND);
-    Ok(lacks)
+    Ok(choice)
 }
 
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let lacks = negotiate(config)?;
-        self.lacks.shared_mmap.store(lacks, Ordering::Relaxed);
-        if lacks {
-            let version = config.kernel_abi();
-            tracing::warn!(
-                "kernel before 6.6 (FUSE {version}): mmap with MAP_SHARED fails with ENODEV, MAP_PRIVATE works"
-            );
+        let choice = negotiate(config, self.mode, self.io)?;
+        self.opened = opened(choice.form);
+        let version = config.kernel_abi();
+        tracing::info!("mode {}, io {} (FUSE {version}): {}", choice.mode, choice.form, choice.reason);
+        if let Some(lacks) = &choice.lacks {
+            tracing::warn!("{lacks}");
         }
+        self.fs.agree(choice);
         Ok(())
     }
 
@@ -178,9 +190,10 @@ impl Filesystem for Adapter {
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let reads = flags.acc_mode() == OpenAccMode::O_RDONLY && flags.0 & O_TRUNC == 0;
         let access = if reads { Access::Read } else { Access::Write };
+        let opened = self.opened;
         self.fs.open(ino.0, access, move |handle| match handle {
             Ok(handle) => {
-                reply.opened(FileHandle(handle), OPENED);
+                reply.opened(FileHandle(handle), opened);
             }
             Err(errno) => reply.error(code(errno)),
         });
@@ -194,10 +207,12 @@ impl Filesystem for Adapter {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.fs.read(handle.0, offset, size, move |bytes| match bytes {
+        // Only a read of a program's own has one.
+        let purpose = if lock_owner.is_some() { Purpose::Read } else { Purpose::Fill };
+        self.fs.read(handle.0, offset, size, purpose, move |bytes| match bytes {
             Ok(bytes) => reply.data(bytes),
             Err(errno) => reply.error(code(errno)),
         });

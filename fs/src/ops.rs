@@ -2,14 +2,18 @@
 //!
 //! Guarantees:
 //! * No operation waits: each answers in its callback, on this thread or one of the backend's, by the backend's deadline.
-//! * An inode is one version. OPEN and GETATTR of a file check that it is current and answer ESTALE when it is not; READ
-//!   gives all the bytes asked for (fewer only at the end of the file), of that version, or an error.
+//! * An inode is one version. OPEN and GETATTR of a file check that it is current and answer ESTALE when it is not (in
+//!   `snapshot` GETATTR does so only while it is not open); READ gives all the bytes asked for (fewer only at the end of the
+//!   file), of that version, or an error; in `strict` a READ of read(2) is checked, a page-cache fill is not.
+//! * A version that the page cache is filled from, or that is open in `snapshot`, is pinned until its last handle is closed.
 //! * A failure is logged once, here, with operation, object and cause; everyday answers (not there, replaced) at debug.
 
 mod attr;
 mod dirs;
 mod inodes;
 mod listing;
+mod modes;
+mod opens;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -17,20 +21,22 @@ mod tests;
 pub use attr::{Attr, Kind, MAX_READ, Owner};
 pub use inodes::{DIRECTORY_BIT, ROOT};
 pub use listing::{DirSink, Emitted};
+pub use modes::{Choice, Form, Io, Kernel, Mode, choose};
 pub use space::{BLOCK, Space};
 
 use crate::backend::Backend;
 use crate::errno::{Errno, errno, is_everyday, name_errno};
 use attr::Facts;
 use inodes::{FileNode, Inodes, Node};
-use railfs_engine::client::{Found, ListQuery, Object};
+use opens::Opens;
+use railfs_engine::client::{Found, Freshness, ListQuery, Object};
 use railfs_engine::clock::Time;
 use railfs_engine::error::Error;
 use railfs_proto::name::{Key, Namespace, ObjectName};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 /// What a mount shows, and how.
@@ -66,6 +72,8 @@ pub struct Entry {
 pub struct Activity {
     /// Open files.
     pub open_files: u64,
+    /// Versions that are pinned for what the page cache was filled with.
+    pub filled_versions: u64,
     /// Open directories.
     pub open_directories: u64,
     /// Requests that are not answered yet.
@@ -111,6 +119,9 @@ struct Shared {
     clock: Box<dyn Fn() -> Time + Send + Sync>,
     inodes: Inodes,
     files: RwLock<HashMap<u64, Arc<FileHandle>>>,
+    opens: Opens,
+    /// Set at INIT, before any other request; until then (and in tests without a kernel) `strict`, direct.
+    choice: OnceLock<Choice>,
     directories: Mutex<HashMap<u64, Arc<listing::Handle>>>,
     next_handle: AtomicU64,
     in_flight: AtomicU64,
@@ -120,6 +131,17 @@ struct Shared {
 
 struct FileHandle {
     object: Arc<Object>,
+    /// It holds a pin of its own (`snapshot`).
+    pinned: bool,
+}
+
+/// What a READ is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A read(2) or one of its relatives.
+    Read,
+    /// The kernel's page cache: mmap, exec, sendfile, splice, readahead; in the cached form also what read(2) lacked there.
+    Fill,
 }
 
 /// What is known of the root's time.
@@ -147,6 +169,8 @@ impl FileSystem {
             settings,
             clock,
             files: RwLock::default(),
+            opens: Opens::default(),
+            choice: OnceLock::new(),
             directories: Mutex::default(),
             next_handle: AtomicU64::new(1),
             in_flight: AtomicU64::new(0),
@@ -155,11 +179,23 @@ impl FileSystem {
         }))
     }
 
+    /// What was agreed with the kernel, once, before any other request.
+    pub fn agree(&self, choice: Choice) {
+        // A second INIT of one connection does not exist.
+        let _ = self.0.choice.set(choice);
+    }
+
+    /// What was agreed with the kernel.
+    pub fn choice(&self) -> Choice {
+        self.0.choice.get().cloned().unwrap_or_default()
+    }
+
     /// What is open and under way.
     pub fn activity(&self) -> Activity {
         let shared = &self.0;
         Activity {
             open_files: shared.files.read().unwrap_or_else(PoisonError::into_inner).len() as u64,
+            filled_versions: shared.opens.filled(),
             open_directories: shared.directories.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
             in_flight: shared.in_flight.load(Ordering::Relaxed),
             inodes: shared.inodes.len() as u64,
@@ -188,7 +224,7 @@ impl FileSystem {
                     let settings = &shared.settings;
                     Ok(Entry {
                         attr: attr::file(facts, settings.owner),
-                        attr_ttl: settings.metadata_ttl,
+                        attr_ttl: shared.file_ttl(),
                         entry_ttl: settings.entry_ttl,
                     })
                 }
@@ -220,13 +256,17 @@ impl FileSystem {
         let shared = self.0.clone();
         match shared.inodes.node(ino) {
             None => reply(Err(Errno::STALE)),
+            // An open snapshot is what it was.
+            Some(Node::File(file)) if shared.mode() == Mode::Snapshot && shared.opens.is_open(ino) => {
+                reply(Ok((attr::file(file.facts, shared.settings.owner), shared.file_ttl())));
+            }
             Some(Node::File(file)) => {
                 let request = self.begin();
                 let (facts, key) = (file.facts, file.key.clone());
                 Shared::current(&self.0, &file, move |current| {
                     let _request = request;
                     reply(match current {
-                        Ok(_) => Ok((attr::file(facts, shared.settings.owner), shared.settings.metadata_ttl)),
+                        Ok(_) => Ok((attr::file(facts, shared.settings.owner), shared.file_ttl())),
                         Err(error) => Err(shared.fail("getattr", &key, &error)),
                     });
                 });
@@ -303,26 +343,57 @@ impl FileSystem {
         let (request, shared) = (self.begin(), self.0.clone());
         let key = file.key.clone();
         Shared::current(&self.0, &file, move |current| {
-            let _request = request;
-            reply(match current {
-                Ok(object) => {
-                    let handle = shared.new_handle();
-                    let mut files = shared.files.write().unwrap_or_else(PoisonError::into_inner);
-                    files.insert(handle, Arc::new(FileHandle { object }));
-                    Ok(handle)
+            let object = match current {
+                Ok(object) => object,
+                Err(error) => {
+                    let _request = request;
+                    return reply(Err(shared.fail("open", &key, &error)));
                 }
-                Err(error) => Err(shared.fail("open", &key, &error)),
-            });
+            };
+            if shared.mode() == Mode::Strict {
+                let _request = request;
+                return reply(Ok(shared.opened(object, false)));
+            }
+            // It was current a moment ago; from the answer on it stays readable.
+            let pinned = object.clone();
+            let backend = shared.backend.clone();
+            let done = move |kept: Result<(), Error>| {
+                let _request = request;
+                reply(match kept {
+                    Ok(()) => Ok(shared.opened(pinned, true)),
+                    Err(error) => {
+                        shared.backend.unpin(pinned.descriptor.version);
+                        Err(shared.fail("open", &key, &error))
+                    }
+                });
+            };
+            backend.pin(&object, Box::new(done));
         });
     }
 
     /// READ: all bytes from `offset`, `size` of them (fewer only at the end of the file).
-    pub fn read(&self, handle: u64, offset: u64, size: u32, reply: impl FnOnce(Result<&[u8], Errno>) + Send + 'static) {
+    pub fn read(
+        &self,
+        handle: u64,
+        offset: u64,
+        size: u32,
+        purpose: Purpose,
+        reply: impl FnOnce(Result<&[u8], Errno>) + Send + 'static,
+    ) {
         let Some(file) = self.0.file(handle) else { return reply(Err(Errno::BADF)) };
+        let checked = self.0.choice.get().map_or(purpose == Purpose::Read, |choice| choice.checks(purpose == Purpose::Fill));
+        let freshness = if checked { Freshness::Current } else { Freshness::Version };
+        if !checked && !file.pinned && self.0.opens.fills(file.object.descriptor.version) {
+            Shared::pin_fills(&self.0, &file.object);
+        }
         let left = file.object.descriptor.striping.size().saturating_sub(offset);
         let length = u32::try_from(left).map_or(size, |left| left.min(size));
         let (request, shared) = (self.begin(), self.0.clone());
         let key = file.object.name.key.clone();
+        if length == 0 && !checked {
+            drop(request);
+            return reply(Ok(&[]));
+        }
         if length == 0 {
             // Also "no bytes here" is only said of a version that is current.
             let done = move |current: Result<(), Error>| {
@@ -347,14 +418,18 @@ impl FileSystem {
                 Err(error) => Err(shared.fail("read", &key, &error)),
             });
         };
-        self.0.backend.read(&file.object, handle, offset, length, Box::new(done));
+        self.0.backend.read(&file.object, handle, offset, length, freshness, Box::new(done));
     }
 
     /// RELEASE of a file handle.
     pub fn release(&self, handle: u64) {
         let removed = self.0.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
-        if removed.is_some() {
-            self.0.backend.release(handle);
+        let Some(file) = removed else { return };
+        self.0.backend.release(handle);
+        let version = file.object.descriptor.version;
+        let filled = self.0.opens.closed(version);
+        for _ in 0..u32::from(filled) + u32::from(file.pinned) {
+            self.0.backend.unpin(version);
         }
     }
 
@@ -386,6 +461,36 @@ impl FileSystem {
 }
 
 impl Shared {
+    fn mode(&self) -> Mode {
+        self.choice.get().map_or(Mode::Strict, |choice| choice.mode)
+    }
+
+    /// How long the kernel may trust a file's attributes.
+    fn file_ttl(&self) -> Duration {
+        let wanted = self.settings.metadata_ttl;
+        self.choice.get().map_or(wanted, |choice| choice.attributes_ttl(wanted))
+    }
+
+    fn opened(&self, object: Arc<Object>, pinned: bool) -> u64 {
+        self.opens.opened(object.descriptor.version);
+        let handle = self.new_handle();
+        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        files.insert(handle, Arc::new(FileHandle { object, pinned }));
+        handle
+    }
+
+    /// The page cache holds pages of this version from here on: the rest of them must stay readable, although nobody waits
+    /// for that. Where the server does not keep it, fills fail once it is reclaimed.
+    fn pin_fills(shared: &Arc<Shared>, object: &Arc<Object>) {
+        let (shared_in, key) = (shared.clone(), object.name.key.clone());
+        let done = move |kept: Result<(), Error>| {
+            if let Err(error) = kept {
+                shared_in.fail("pin", &key, &error);
+            }
+        };
+        shared.backend.pin(object, Box::new(done));
+    }
+
     fn new_handle(&self) -> u64 {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }

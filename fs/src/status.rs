@@ -144,6 +144,12 @@ pub struct Mount {
     pub uptime_seconds: u64,
     /// Where its log goes; empty: standard error.
     pub log: String,
+    /// "strict" or "snapshot".
+    pub mode: String,
+    /// "direct" or "cached".
+    pub io: String,
+    /// Why this form of reads.
+    pub io_reason: String,
     /// Open now.
     pub open_files: u64,
     /// Open now.
@@ -152,6 +158,8 @@ pub struct Mount {
     pub in_flight: u64,
     /// Known to the kernel.
     pub inodes: u64,
+    /// Versions that are pinned because the kernel's page cache was filled from them.
+    pub filled_versions: u64,
     /// What this mount has to do without, one line each.
     pub degraded: Vec<String>,
 }
@@ -193,6 +201,7 @@ impl Mount {
         self.open_directories = activity.open_directories;
         self.in_flight = activity.in_flight;
         self.inodes = activity.inodes;
+        self.filled_versions = activity.filled_versions;
         self
     }
 }
@@ -322,7 +331,7 @@ mod tests {
         let counts = railfs_engine::read::core::Counts::default().named();
         let mut counters: Vec<&str> = counts.iter().map(|(name, _)| *name).collect();
         counters.extend(["reads_inline", "reads_now", "fetches_now", "checks_now", "reads_waiting_now"]);
-        counters.extend(["committed_bytes_now", "put_bytes_now"]);
+        counters.extend(["committed_bytes_now", "put_bytes_now", "pins_now", "pins_unsaid_now", "pins_lost"]);
         counters.sort_unstable();
         assert_eq!(documented("## Counters of a client"), counters);
     }

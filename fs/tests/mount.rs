@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -228,6 +228,45 @@ fn a_shared_mapping_works() {
     let output = Command::new("python3").arg("-c").arg(program).arg(mounted.at("f")).arg(&want).output().unwrap();
     std::fs::remove_file(want).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    mounted.quiet();
+}
+
+#[test]
+fn i3_a_list_that_was_formed_before_a_put_and_comes_after_it_does_not_make_stat_go_back() {
+    if skipped("i3_a_list_that_was_formed_before_a_put_and_comes_after_it_does_not_make_stat_go_back") {
+        return;
+    }
+    let mounted = Mounted::new();
+    let old = mounted.fake.put("d/f", b"old");
+    let ino = || std::fs::metadata(mounted.at("d/f")).unwrap().ino();
+    assert_eq!(ino(), old);
+    mounted.fake.hold_only("list");
+    std::thread::scope(|scope| {
+        let directory = mounted.at("d");
+        let listed = scope.spawn(move || std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().ino()).collect());
+        until("the list is formed", || mounted.fake.calls("list") > 0);
+        let new = mounted.fake.put("d/f", b"newer");
+        until("stat gives the new version", || ino() == new);
+        mounted.fake.let_go();
+        let listed: Vec<u64> = listed.join().unwrap();
+        assert_eq!((listed, ino()), (vec![old], new), "the list is as it was, and nobody is misled by it");
+        assert_eq!(std::fs::read(mounted.at("d/f")).unwrap(), b"newer");
+    });
+    mounted.quiet();
+}
+
+#[test]
+fn one_replace_within_an_open_is_not_seen_and_two_are_estale() {
+    if skipped("one_replace_within_an_open_is_not_seen_and_two_are_estale") {
+        return;
+    }
+    let mounted = Mounted::new();
+    mounted.fake.put("f", b"old");
+    mounted.fake.overtake(1);
+    assert_eq!(std::fs::read(mounted.at("f")).unwrap(), b"once more");
+    mounted.fake.overtake(2);
+    assert_eq!(code(&File::open(mounted.at("f")).unwrap_err()), Some(Errno::STALE));
+    assert_eq!(std::fs::read(mounted.at("f")).unwrap(), b"once more");
     mounted.quiet();
 }
 

@@ -14,6 +14,7 @@ pub mod layout;
 pub mod limits;
 pub mod logfile;
 pub mod name;
+pub mod pin;
 pub mod reply;
 pub mod slot;
 pub mod units;

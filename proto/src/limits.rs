@@ -53,6 +53,11 @@ pub const MAX_LIST: u32 = 4096;
 /// Most proofs in one check frame.
 pub const MAX_CHECKS: usize = 256;
 
+/// Most versions in one pin request, added and removed together: it stays within a rail's message.
+pub const MAX_PINS: usize = 1024;
+/// The pin lease that a server may grant.
+pub const PIN_LEASE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+
 /// A FUSE read, from its arrival to its answer.
 pub const READ_DEADLINE: Duration = Duration::from_secs(10);
 /// Lookup, stat, list.

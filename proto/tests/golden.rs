@@ -8,6 +8,7 @@ use prost::Message;
 use railfs_proto::component::{BlockId, Header, SUMS_PER_BLOCK, TableBlock, encode_table};
 use railfs_proto::frame::{self, FrameKind};
 use railfs_proto::hello::Hello;
+use railfs_proto::pin::{PinAnswer, PinChange};
 use railfs_proto::reply::{Lookup, check_begin_put_reply, check_fetch_reply, check_list_reply, check_pull_reply};
 use railfs_proto::slot::Slot;
 use railfs_proto::{checksum, logfile, v1};
@@ -94,6 +95,8 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("CheckReply", v::check_reply());
     visit.message("PullRequest", v::pull_request());
     visit.message("PullReply", v::pull_reply());
+    visit.message("PinRequest", v::pin_request());
+    visit.message("PinReply", v::pin_reply());
     v::rail_requests().into_iter().for_each(|(name, request)| visit.message(name, request));
     v::rail_replies().into_iter().for_each(|(name, reply)| visit.message(name, reply));
 
@@ -209,6 +212,8 @@ fn the_golden_replies_pass_their_checks() {
     assert_eq!(check_begin_put_reply(&v::begin_put_request(), &v::begin_put_reply()), Ok((17, v::descriptor())));
     assert_eq!(check_fetch_reply(&v::fetch_request(), &v::fetch_reply(), 131_073, 65_536), Ok(vec![1, u64::MAX, 3]));
     assert_eq!(check_pull_reply(&v::pull_request(), &v::pull_reply(), 70_000, 65_536), Ok(vec![4, 5]));
+    let change = PinChange::from_message(&v::pin_request()).unwrap();
+    assert_eq!(PinAnswer::check(&change, &v::pin_reply()).unwrap().gone, [VERSION]);
     for (_, reply) in v::lookups() {
         assert_eq!(Lookup::from_message(&reply).unwrap().to_message(), reply);
     }

@@ -44,6 +44,11 @@ impl Admin {
         counters.push(("superseded_versions", counts.superseded));
         counters.push(("namespaces", counts.namespaces));
         counters.push(("open_files", server.files.len() as u64));
+        let pins = server.pins.counts();
+        counters.push(("pins", pins.pins));
+        counters.push(("pin_leases", pins.leases));
+        counters.push(("pins_refused", pins.refused));
+        counters.push(("pins_lapsed", pins.lapsed));
         v1::StatusReply {
             outcome: Some(ok_outcome()),
             store: node.store.id().to_bytes(),

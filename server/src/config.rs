@@ -23,6 +23,10 @@ pub const DEFAULT_MAX_REGISTERED: u64 = 64 << 20;
 pub const MIN_MAX_REGISTERED: u64 = 4 << 20;
 /// How long superseded versions stay readable by default.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(60);
+/// How long a client's pins last without a renewal by default.
+pub const DEFAULT_PIN_LEASE: Duration = Duration::from_secs(60);
+/// Pins of all clients together by default.
+pub const DEFAULT_MAX_PINS: usize = 100_000;
 /// Bytes of a stripe by default.
 pub const DEFAULT_STRIPE_SIZE: u32 = 1 << 20;
 /// Bytes of a page by default.
@@ -102,6 +106,10 @@ pub struct Config {
     pub max_registered: u64,
     /// How long superseded versions stay readable.
     pub retention: Duration,
+    /// How long pins last without a renewal.
+    pub pin_lease: Duration,
+    /// Pins of all clients together; one may have half of them.
+    pub max_pins: usize,
     /// Plain connections from other machines are accepted.
     pub insecure: bool,
 }
@@ -174,6 +182,7 @@ impl Display for Config {
         }
         writeln!(f, "\n[memory]\nmax_registered = \"{}\"", format_size(self.max_registered))?;
         writeln!(f, "\n[retention]\nsuperseded = \"{}\"", format_duration(self.retention))?;
+        writeln!(f, "pin_lease = \"{}\"\nmax_pins = {}", format_duration(self.pin_lease), self.max_pins)?;
         write!(f, "\n[security]\ninsecure = {}", self.insecure)
     }
 }

@@ -109,7 +109,7 @@ impl ControlService {
             listeners: self.announced.listeners(reached),
             control_addresses: self.announced.control(reached),
             lease_milliseconds: u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX),
-            capabilities: Vec::new(),
+            capabilities: vec![railfs_proto::pin::CAPABILITY.to_owned()],
             max_fetch_bytes: MAX_EXTENT,
         })
     }

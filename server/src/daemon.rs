@@ -11,7 +11,7 @@ use crate::control::addresses::Announced;
 use crate::node::{Node, add, lock};
 use crate::put::Puts;
 use crate::put::recover::{self, Found};
-use crate::serve::{Gate, Server, reclaim};
+use crate::serve::{Gate, Server, pin, pins, reclaim};
 use crate::store::{self, StoreError};
 use railfs_engine::clock::Clock;
 use railfs_engine::rail::tcp::{ListenerConfig, TcpListener};
@@ -167,10 +167,13 @@ impl Daemon {
         add(&node.counters.components_lost, found.lost);
         let puts = Puts::start(Arc::clone(&node), config.put, config.max_registered)
             .map_err(|error| StartError::Resources { what: "memory.max_registered", detail: error.to_string() })?;
-        let server = Arc::new(Server { node, puts, files: Arc::default() });
+        let superseded = Arc::new(Notify::new());
+        let limits = pins::Limits { lease: config.pin_lease, pins: config.max_pins };
+        let predecessor = recovered.previous.is_some();
+        let keeper = pin::Keeper::new(limits, node.clock.now(), predecessor, Arc::clone(&superseded));
+        let server = Arc::new(Server { node, puts, files: Arc::default(), pins: Arc::new(keeper) });
 
         let (shutdown, stopping) = watch::channel(false);
-        let superseded = Arc::new(Notify::new());
         let admin = Arc::new(Admin::new(bound.announced.clone(), bound.rails.clone()));
         let service = ControlService::new(Arc::clone(&server), bound.announced.clone(), admin, Arc::clone(&superseded));
         let mut control_tasks = Vec::new();
@@ -185,7 +188,8 @@ impl Daemon {
             control_tasks.push(task.map_err(failed)?);
         }
         runtime.spawn(every_second(Arc::clone(&server)));
-        runtime.spawn(reclaim::run(Arc::clone(&server.node), Arc::clone(&server.files), config.retention, superseded));
+        let (node, files, pins) = (Arc::clone(&server.node), Arc::clone(&server.files), Arc::clone(&server.pins));
+        runtime.spawn(reclaim::run(node, files, pins, config.retention, superseded));
         for gate in &bound.gates {
             gate.open(Arc::clone(&server));
         }
@@ -349,6 +353,7 @@ async fn every_second(server: Arc<Server>) {
             server.puts.session_ended(session);
         }
         server.puts.tick();
+        server.pins.tick(server.node.clock.now());
         if second % TIDY == TIDY - 1 {
             let node = Arc::clone(&server.node);
             // Slow disks must not delay the next second.

@@ -7,6 +7,8 @@
 pub mod fetch;
 pub mod files;
 pub mod lookup;
+pub mod pin;
+pub mod pins;
 pub mod reclaim;
 
 use crate::node::{Node, count, lock};
@@ -32,6 +34,8 @@ pub struct Server {
     pub puts: Arc<Puts>,
     /// Open components.
     pub files: Arc<Files>,
+    /// Superseded versions that clients still need.
+    pub pins: Arc<pin::Keeper>,
 }
 
 /// The door of one listener: closed until the server is there, so that a port is bound before any disk is touched.
@@ -185,6 +189,7 @@ impl Server {
             Some(rail_request::Body::Check(check)) => self.check(&check, answer),
             Some(rail_request::Body::Lookup(lookup)) => self.rail_lookup(&lookup, due, answer),
             Some(rail_request::Body::Fetch(fetch)) => self.fetch(fetch, due, answer),
+            Some(rail_request::Body::Pin(pin)) => self.pin(&pin, now, answer),
             Some(rail_request::Body::Pull(_)) => {
                 answer.refuse(&Refusal::new(Code::Invalid, "a server is not pulled from"));
             }

@@ -195,6 +195,66 @@ fn i8_superseded_versions_stay_for_their_time_and_go_then() {
 }
 
 #[test]
+fn i8_a_pinned_version_stays_over_a_restart_until_its_pin_is_taken_back() {
+    use railfs_proto::v1::{PinReply, PinRequest, rail_reply, rail_request};
+    let mut server = TestServer::start(2, 1, "[retention]\nsuperseded = \"0 s\"\n");
+    let mut client = TestClient::connect(&server);
+    let pin = |client: &TestClient, sequence, add: &[u64], remove: &[u64]| -> PinReply {
+        let request = PinRequest { lease: 7, sequence, add: add.to_vec(), remove: remove.to_vec() };
+        let reply = client.reply(0, client.request(rail_request::Body::Pin(request)));
+        let Some(rail_reply::Body::Pin(reply)) = reply.body else { panic!("{reply:?}") };
+        reply
+    };
+    let first = client.put("a", &pattern(50_000, 1)).unwrap().version;
+    let (descriptor, proof) = client.object("a");
+    let pinned = pin(&client, 1, &[first, 1 << 40], &[]);
+    assert!(pinned.fresh && pinned.refused.is_empty() && pinned.lease_milliseconds == 1000);
+    assert_eq!(pinned.gone, [1 << 40], "a version that never was");
+    client.put("a", b"b").unwrap();
+    client.put("a", b"c").unwrap();
+    common::until("what is not pinned is reclaimed", || server.counter("versions_reclaimed") == 1);
+    assert!(!pin(&client, 2, &[], &[]).fresh);
+    drop(client);
+    server.crash();
+    server.serve().unwrap();
+    client = TestClient::connect(&server);
+    assert!(pin(&client, 3, &[], &[]).fresh, "the new run knows no lease");
+    assert_eq!(pin(&client, 4, &[first], &[]).gone, [0; 0]);
+    let fetch = v1::FetchRequest {
+        version: first,
+        component: 0,
+        offset: 0,
+        length: 50_000,
+        directory: descriptor.components[0][0].directory.to_bytes(),
+        proof: Some(v1::SlotProof { incarnation: proof.incarnation + 1, ..proof.to_slot() }),
+    };
+    // Renewed by these very requests, for longer than the lease and the wait after a start.
+    let mut sequence = 4;
+    let started = std::time::Instant::now();
+    common::until("a lease has passed and another version is reclaimed", || {
+        sequence += 1;
+        assert_eq!(pin(&client, sequence, &[], &[]).gone, [0; 0]);
+        client.put("a", b"d").unwrap();
+        started.elapsed() > std::time::Duration::from_millis(1500) && server.counter("versions_reclaimed") > 0
+    });
+    assert_eq!(client.fetch(0, fetch.clone()).bytes, pattern(50_000, 1));
+    assert!(!pin(&client, sequence + 1, &[], &[first]).fresh);
+    common::until("it is reclaimed", || client.fetch(0, fetch.clone()).outcome.code == v1::Code::Stale as i32);
+    // Nonsense is refused by its name and keeps nothing.
+    for (request, word) in [
+        (PinRequest { lease: 0, sequence: 1, ..Default::default() }, "no lease"),
+        (PinRequest { lease: 9, sequence: 1, add: vec![5], remove: vec![] }, "no version can be"),
+        (PinRequest { lease: 9, sequence: 1, add: (2000..4000).collect(), remove: vec![] }, "more than 1024"),
+    ] {
+        let outcome = client.reply(0, client.request(rail_request::Body::Pin(request))).outcome.unwrap();
+        assert!(outcome.code == v1::Code::Invalid as i32 && outcome.message.contains(word), "{outcome:?}");
+    }
+    assert_eq!((server.server().pins.counts().pins, server.server().pins.counts().leases), (0, 0));
+    common::until("all is reclaimed", || server.components().len() == 1);
+    server.assert_quiet();
+}
+
+#[test]
 fn concurrent_puts_of_one_key_leave_one_whole_winner() {
     let server = TestServer::start(2, 2, "");
     let client = TestClient::connect(&server);

@@ -2,6 +2,8 @@
 # `make bench`: builds railfs and its benchmark, optimised, and runs it (tests/bench). Prints a table; all samples go to
 # target/bench/bench.json. Exit status 1 only if something broke: bars that are not reached are printed, not enforced.
 #
+# With the argument "forms" (`make bench-forms`): the two forms of reads, io=direct and io=cached, side by side instead.
+#
 #   RAILFS_BENCH_ROUNDS  rounds; default 3
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -42,4 +44,8 @@ trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-"$target/release/railfs-bench" run "$target/release" "$work" "$target/bench/bench.json" "$rounds"
+if [[ ${1:-} == forms ]]; then
+  "$target/release/railfs-bench" forms "$target/release" "$work" "$rounds"
+else
+  "$target/release/railfs-bench" run "$target/release" "$work" "$target/bench/bench.json" "$rounds"
+fi

@@ -160,7 +160,7 @@ impl Cluster {
         for (place, rail) in self.rails.iter().enumerate() {
             let _ = write!(text, "[[rail]]\nfabric = \"f{place}\"\ntransport = \"tcp\"\nlisten = \"{rail}\"\n");
         }
-        let _ = write!(text, "[retention]\nsuperseded = \"{}\"\n", plan.retention);
+        let _ = write!(text, "[retention]\nsuperseded = \"{}\"\npin_lease = \"2 s\"\n", plan.retention);
         if plan.network {
             text.push_str("[security]\ninsecure = true\n");
         }

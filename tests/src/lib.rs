@@ -11,6 +11,7 @@ pub mod mount;
 pub mod netns;
 pub mod process;
 pub mod quiet;
+pub mod reader;
 pub mod wait;
 
 /// Says that a test cannot run on this machine, and why; the caller returns then.

@@ -90,7 +90,10 @@ fn quiet_mount(mount: &Mount) -> Result<(), String> {
             "/counters/reads_waiting_now",
             "/counters/committed_bytes_now",
             "/counters/put_bytes_now",
+            "/counters/pins_now",
+            "/counters/pins_unsaid_now",
             "/mount/open_files",
+            "/mount/filled_versions",
             "/mount/open_directories",
             "/mount/in_flight",
         ],
@@ -113,6 +116,7 @@ fn quiet_mount(mount: &Mount) -> Result<(), String> {
 fn quiet_server(cluster: &Cluster) -> Result<(), String> {
     let status = cluster.try_status()?;
     zero(&status, &["/server/puts", "/server/memory_used_bytes", "/server/counters/superseded_versions"])?;
+    zero(&status, &["/server/counters/pins", "/server/counters/pin_leases"])?;
     if status["server"]["publishing"] != "ok" {
         return Err(format!("publishing: {}", status["server"]["publishing"]));
     }

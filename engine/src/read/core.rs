@@ -11,6 +11,7 @@
 
 mod fetch;
 mod message;
+mod pinning;
 mod reads;
 mod small;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use crate::error::Error;
 use crate::memory::Arena;
 use crate::rail::{Event, Hand, Submission};
 use crate::read::landed::Landed;
+use crate::read::pins::Pins;
 use crate::read::rails::Rails;
 use crate::read::readahead::Readahead;
 use fetch::Fetch;
@@ -95,6 +97,17 @@ pub struct Session {
     pub scope: v1::Scope,
     /// Most bytes of one fetch.
     pub max_fetch: u32,
+    /// Whether the server keeps versions that clients pin.
+    pub pins: bool,
+}
+
+/// What a read asks of its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    /// That it is current, by a check that begins when the read has arrived.
+    Current,
+    /// Nothing: these bytes of this version, for as long as the server has them.
+    Version,
 }
 
 /// A read that has all its pages and waits for its check only.
@@ -115,6 +128,8 @@ pub struct Counts {
     pub reads_failed: u64,
     /// Reads answered ESTALE.
     pub reads_stale: u64,
+    /// Reads of a version as such, without a check (page-cache fills, snapshots).
+    pub reads_unchecked: u64,
     /// Reads whose pages were all in the cache.
     pub reads_warm: u64,
     /// Reads that had to wait for memory.
@@ -149,6 +164,7 @@ impl Counts {
             ("reads_ok", self.reads_ok),
             ("reads_failed", self.reads_failed),
             ("reads_stale", self.reads_stale),
+            ("reads_unchecked", self.reads_unchecked),
             ("reads_warm", self.reads_warm),
             ("reads_waited", self.reads_waited),
             ("fetches", self.fetches),
@@ -204,6 +220,7 @@ pub struct Core {
     /// Bytes of landings in flight and in quarantine.
     committed: u64,
     handles: HashMap<u64, (Arc<Object>, Readahead)>,
+    pins: Pins,
     counts: Counts,
 }
 
@@ -229,8 +246,14 @@ impl Core {
             flights: HashMap::new(),
             committed: 0,
             handles: HashMap::new(),
+            pins: Pins::new(1),
             counts: Counts::default(),
         }
+    }
+
+    /// Under what number the server keeps this client's pins: drawn at random, not 0. Before the first pin.
+    pub fn pin_lease(&mut self, lease: u64) {
+        self.pins = Pins::new(lease);
     }
 
     /// What is to be done now, in order.
@@ -240,6 +263,7 @@ impl Core {
 
     /// Whom to ask from now on. Requests to the one before are not sent again to it.
     pub fn session(&mut self, session: Session) {
+        self.pins.session(session.pins);
         self.session = session;
     }
 
@@ -416,6 +440,7 @@ impl Core {
             self.give_up(now, attempt);
         }
         self.tick_smalls(now);
+        self.say_pins(now);
         self.retry_waiting(now, false);
         self.admit_waiting(now);
     }

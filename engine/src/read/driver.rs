@@ -3,7 +3,7 @@
 //! Guarantees: rail threads never copy, check or answer (they only hand over); no call here waits for the network but
 //! [`Driver::read`] for one check, at most `limits::INLINE_CHECK`; replies and rails are called with no lock held.
 
-use super::core::{Action, Complete, Core, Session};
+use super::core::{Action, Complete, Core, Freshness, Session};
 use super::landed::Landed;
 use crate::client::{Done, Found, Object, ReadReply};
 use crate::clock::{Clock, Time};
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// How often the core is told the time while something is under way.
 const TICK: Duration = Duration::from_millis(10);
+/// How long the timer sleeps at most while nothing is under way.
+const PARK: Duration = Duration::from_secs(1);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -310,8 +312,33 @@ impl Driver {
         self.with_core(|core, now| core.check(now, id, object, now.after(limit)));
     }
 
+    /// Pins an object's version, until [`Driver::unpin`].
+    pub fn pin(&self, object: &Arc<Object>, limit: Duration, done: Done<()>) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        if self.closed.load(Ordering::Acquire) {
+            return done(Err(Error::Closed));
+        }
+        lock(&self.pending).insert(id, Pending::Check(done));
+        self.with_core(|core, now| core.pin(now, id, object, now.after(limit)));
+    }
+
+    /// One who pinned it does not need it any more.
+    pub fn unpin(&self, version: u64) {
+        self.with_core(|core, now| core.unpin(now, version));
+    }
+
     /// Reads. Answers on this thread where the pages are there and the check comes in time, else on a worker.
-    pub fn read(&self, object: &Arc<Object>, handle: u64, offset: u64, length: u32, limit: Duration, reply: ReadReply) {
+    #[allow(clippy::too_many_arguments)]
+    pub fn read(
+        &self,
+        object: &Arc<Object>,
+        handle: u64,
+        offset: u64,
+        length: u32,
+        freshness: Freshness,
+        limit: Duration,
+        reply: ReadReply,
+    ) {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         if self.closed.load(Ordering::Acquire) {
             return reply(Err(Error::Closed));
@@ -319,7 +346,8 @@ impl Driver {
         let bytes = super::plan::clamp(&object.descriptor.striping, offset, length);
         let slot = Arc::new(Slot { bytes, stage: Mutex::new(Stage::Inline), ready: Condvar::new() });
         lock(&self.pending).insert(id, Pending::Read(slot.clone()));
-        let complete = self.with_core(|core, now| core.read(now, id, object, handle, offset, length, now.after(limit)));
+        let complete = self
+            .with_core(|core, now| core.read(now, id, object, handle, offset, length, freshness, now.after(limit)));
         let wait_until = complete.map(|Complete { parts }| {
             let until = Instant::now() + INLINE_CHECK;
             // The check is on its way: verify meanwhile. What fails here fails again in `answer`, where it counts.
@@ -485,13 +513,13 @@ fn tick(driver: &Weak<Driver>) {
         if driver.closed.load(Ordering::Acquire) {
             return;
         }
-        let idle = lock(&driver.core).idle();
-        if idle {
+        let rest = || lock(&driver.core).rest(driver.clock.now(), PARK);
+        if rest().is_some() {
             driver.timer_parked.store(true, Ordering::Release);
             // Work that began between the look and the flag does not know that it has to wake us: look again.
-            if lock(&driver.core).idle() {
+            if let Some(rest) = rest() {
                 drop(driver);
-                std::thread::park_timeout(Duration::from_secs(1));
+                std::thread::park_timeout(rest);
                 continue;
             }
         }

@@ -12,8 +12,7 @@ use super::runtime::{self, Holder, Lock};
 use super::{place, session};
 use crate::backend::Backend;
 use crate::failure::Failure;
-use crate::fuse::KernelLacks;
-use crate::ops::{FileSystem, Owner, Settings};
+use crate::ops::{FileSystem, Form, MAX_READ, Mode, Owner, Settings};
 use crate::status::{Document, Mount as MountStatus};
 use railfs_engine::client::{Config, Found};
 use railfs_engine::clock::Clock;
@@ -23,7 +22,6 @@ use railfs_proto::url::Url;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -33,6 +31,9 @@ const ENTRY_TTL: Duration = Duration::from_secs(1);
 const IDLE_GRACE: Duration = Duration::from_secs(1);
 /// Requests that are still under way so long after a stop began are aborted.
 const ABORT_AFTER: Duration = Duration::from_secs(6);
+
+/// The kernel reads ahead so much into its page cache, where it may be told (root): as much as the largest READ.
+const READ_AHEAD_KIB: u32 = MAX_READ / 1024;
 
 /// What to mount, and where.
 #[derive(Clone, Debug)]
@@ -82,14 +83,22 @@ pub fn run(
     let (connection, mut mount) = kernel::mount(&url, &job.point, &job.options)?;
     let backend = connect(job.options.client_config(job.url.address()))?;
     let closing = Closing(backend.clone());
+    if job.options.mode == Mode::Snapshot && !backend.keeps_pins() {
+        return Err(Failure::failed(format!(
+            "{url}: mode=snapshot needs a server that keeps versions for their readers, and this one is too old for that"
+        )));
+    }
     root_is_a_directory(&backend, &job.url)?;
     let clock = Clock::start();
     let fs = FileSystem::new(backend, settings(job), Box::new(move || clock.now()));
-    let lacks = session::start(fs.clone(), connection, &job.options, move |result| {
+    session::start(fs.clone(), connection, &job.options, move |result| {
         let _ = send.send(Event::Ended(result));
     })?;
+    if fs.choice().form == Form::Cached {
+        mount.read_ahead(READ_AHEAD_KIB);
+    }
     let about = MountStatus { url: url.clone(), mountpoint: shown.clone(), pid, log, ..MountStatus::default() };
-    let control = Control::listen(&files.socket, status_of(fs.clone(), about, lacks))?;
+    let control = Control::listen(&files.socket, status_of(fs.clone(), about))?;
     tracing::info!("{url} is mounted at {shown}");
     ready();
 
@@ -164,7 +173,7 @@ fn root_is_a_directory(backend: &Arc<dyn Backend>, url: &Url) -> Result<(), Fail
     }
 }
 
-fn status_of(fs: FileSystem, about: MountStatus, lacks: Arc<KernelLacks>) -> impl Fn() -> Document + Send + 'static {
+fn status_of(fs: FileSystem, about: MountStatus) -> impl Fn() -> Document + Send + 'static {
     let started = Instant::now();
     move || {
         // Bounded by the metadata deadline; a mount whose server is gone still says what it knows.
@@ -172,8 +181,11 @@ fn status_of(fs: FileSystem, about: MountStatus, lacks: Arc<KernelLacks>) -> imp
         let mut document = Document::new(fs.backend().status(), &server);
         let mut mount = about.clone().with(fs.activity());
         mount.uptime_seconds = started.elapsed().as_secs();
-        if lacks.shared_mmap.load(Ordering::Relaxed) {
-            mount.degraded.push("kernel before 6.6: mmap with MAP_SHARED fails with ENODEV".to_owned());
+        let choice = fs.choice();
+        (mount.mode, mount.io, mount.io_reason) = (choice.mode.to_string(), choice.form.to_string(), choice.reason);
+        mount.degraded.extend(choice.lacks);
+        if !fs.backend().keeps_pins() {
+            mount.degraded.push("the server is too old to keep replaced versions for programs that map them".to_owned());
         }
         for rail in document.rails.iter().filter(|rail| rail.state != "up") {
             mount.degraded.push(format!("rail {} is {}: {}", rail.name, rail.state, rail.reason));

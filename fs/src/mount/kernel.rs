@@ -209,6 +209,16 @@ impl Mount {
         self.connection
     }
 
+    /// Tells the kernel how far to read ahead into its page cache. After INIT, which sets it; only root may.
+    pub fn read_ahead(&self, kib: u32) {
+        let Some(connection) = self.connection else { return };
+        // The number of the FUSE connection is that of the mount's device, and of its bdi.
+        let path = format!("/sys/class/bdi/0:{connection}/read_ahead_kb");
+        if let Err(error) = std::fs::write(&path, kib.to_string()) {
+            tracing::info!("{path}: {error}: cold reads through the page cache stay small");
+        }
+    }
+
     /// Takes the mount away from the tree at once, also while it is in use. Does nothing when it is gone already, or
     /// when another one is there now.
     pub fn detach(&mut self) {

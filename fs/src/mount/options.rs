@@ -4,7 +4,7 @@
 //! missing, out of range or not wanted is an error that says what would be right.
 
 use crate::failure::Failure;
-use crate::ops::MAX_READ;
+use crate::ops::{Io, MAX_READ, Mode};
 use railfs_engine::client::Config;
 use railfs_proto::limits::MAX_PAGE;
 use railfs_proto::units::{format_size, parse_duration, parse_size};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "ro",
     "nosuid",
     "nodev",
@@ -20,6 +20,7 @@ const KEYS: [&str; 17] = [
     "allow_other",
     "default_permissions",
     "nonempty",
+    "mode",
     "io",
     "arena",
     "threads",
@@ -43,6 +44,10 @@ pub struct Options {
     pub nonempty: bool,
     /// Nothing may be executed.
     pub noexec: bool,
+    /// What programs' reads see.
+    pub mode: Mode,
+    /// How they reach the daemon.
+    pub io: Io,
     /// Bytes of the arena.
     pub arena: u64,
     /// FUSE threads, 1 to 64.
@@ -72,6 +77,8 @@ impl Default for Options {
             default_permissions: false,
             nonempty: false,
             noexec: false,
+            mode: Mode::default(),
+            io: Io::default(),
             arena: client.arena,
             threads: cores.clamp(2, 8),
             workers: client.workers,
@@ -124,8 +131,8 @@ impl Options {
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = true,
             "nonempty" => self.nonempty = true,
-            "io" if value == "direct" => {}
-            "io" => return wrong(format!("\"{value}\" is not available, use io=direct")),
+            "mode" => self.mode = word(key, value, &Mode::NAMES)?,
+            "io" => self.io = word(key, value, &Io::NAMES)?,
             "arena" => self.arena = size(key, value)? / ARENA_UNIT * ARENA_UNIT,
             "readahead" => self.readahead = size(key, value)?,
             "threads" => self.threads = count(key, value)?,
@@ -219,13 +226,28 @@ fn split(list: &str) -> Vec<String> {
 
 fn example(key: &str) -> &'static str {
     match key {
-        "io" => "direct",
+        "mode" => "strict",
+        "io" => "auto",
         "arena" => "256MiB",
         "readahead" => "16MiB",
         "threads" | "workers" => "4",
         "log" => "/var/log/railfs.log",
         _ => "10s",
     }
+}
+
+/// One of a few words.
+fn word<T: Copy>(key: &str, value: &str, words: &[(&str, T)]) -> Result<T, Failure> {
+    if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == value) {
+        return Ok(*meaning);
+    }
+    let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+    let nearest = names.iter().map(|word| (strsim::damerau_levenshtein(value, word), *word)).min();
+    let hint = match nearest {
+        Some((distance, word)) if distance <= 1 + word.len() / 3 => format!(", did you mean {key}={word}?"),
+        _ => String::new(),
+    };
+    Err(Failure::usage(format!("option {key}: \"{value}\" is not one of {}{hint}", names.join(", "))))
 }
 
 fn size(key: &str, value: &str) -> Result<u64, Failure> {
@@ -272,8 +294,8 @@ mod tests {
     #[test]
     fn every_key_acts() {
         let lists = [
-            "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,io=direct,arena=64MiB,threads=3,workers=4",
-            "readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
+            "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,arena=64MiB,threads=3,workers=4",
+            "mode=snapshot,io=cached,readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
         ];
         let options = Options::parse(&lists).unwrap();
         let want = Options {
@@ -281,6 +303,8 @@ mod tests {
             default_permissions: true,
             nonempty: true,
             noexec: true,
+            mode: Mode::Snapshot,
+            io: Io::Cached,
             arena: 64 << 20,
             threads: 3,
             workers: 4,
@@ -304,7 +328,12 @@ mod tests {
         assert!(fails("arean=1GiB").starts_with("unknown option arean, did you mean arena?"));
         assert!(fails("xyzzy").starts_with("unknown option xyzzy (there are ro, "));
         assert!(fails("rw").contains("read-only"));
-        assert_eq!(fails("io=cached"), "option io: \"cached\" is not available, use io=direct");
+        assert_eq!(
+            fails("io=chached"),
+            "option io: \"chached\" is not one of auto, direct, cached, did you mean io=cached?"
+        );
+        assert_eq!(fails("mode=loose"), "option mode: \"loose\" is not one of strict, snapshot");
+        assert_eq!(fails("mode"), "option mode: needs a value, as in mode=strict");
         assert_eq!(fails("ro=1"), "option ro: takes no value (\"1\" was given)");
         assert_eq!(fails("arena"), "option arena: needs a value, as in arena=256MiB");
         assert!(fails("ro,,nodev").contains("comma too many"));
@@ -355,6 +384,9 @@ mod tests {
             assert_eq!(row(key)[1], railfs_proto::units::format_duration(value));
         }
         assert_eq!(row("workers")[1], least.workers.to_string());
-        assert_eq!(row("io")[1], "direct");
+        assert_eq!((row("mode")[1].as_str(), row("io")[1].as_str()), ("strict", "auto"));
+        assert!(Io::NAMES.iter().all(|(name, _)| row("io")[2].contains(name)));
+        assert!(Mode::NAMES.iter().all(|(name, _)| row("mode")[2].contains(name)));
+        assert_eq!((Options::default().mode, Options::default().io), (Mode::Strict, Io::Auto));
     }
 }

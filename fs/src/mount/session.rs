@@ -5,13 +5,13 @@
 use super::kernel::device_opens;
 use super::options::Options;
 use crate::failure::Failure;
-use crate::fuse::{Adapter, KernelLacks};
+use crate::fuse::Adapter;
 use crate::ops::FileSystem;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-/// Says hello to the kernel and starts the threads; `ended` is told, on one of them, when the mount is gone for good.
+/// Says hello to the kernel and starts the threads; `ended` is told, on one of them, when the mount is gone for good. What
+/// was agreed with the kernel is [`FileSystem::choice`] from here on.
 ///
 /// # Errors
 /// The kernel's FUSE is too old, or a thread cannot be started.
@@ -20,10 +20,8 @@ pub fn start(
     connection: OwnedFd,
     options: &Options,
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
-) -> Result<Arc<KernelLacks>, Failure> {
-    let lacks = Arc::new(KernelLacks::default());
-    serve(Adapter::new(fs, lacks.clone()), connection, options, ended)?;
-    Ok(lacks)
+) -> Result<(), Failure> {
+    serve(Adapter::new(fs, options.mode, options.io), connection, options, ended)
 }
 
 /// The same for any file system: a benchmark compares the mount with a bare one that is served the same way.

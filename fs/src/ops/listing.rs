@@ -171,7 +171,7 @@ impl Shared {
             }
         }
         let age = (self.clock)().since(page.begun);
-        let ttl = self.settings.entry_ttl.min(self.settings.metadata_ttl).saturating_sub(age);
+        let ttl = self.settings.entry_ttl.min(self.file_ttl()).saturating_sub(age);
         while let Some(item) = page.at(offset) {
             offset += 1;
             let full = if plus {

@@ -99,8 +99,11 @@ impl Rig {
         got(|reply| self.fs.open(ino, Access::Read, reply))
     }
     fn read(&self, handle: u64, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
+        self.read_as(handle, offset, size, Purpose::Read)
+    }
+    fn read_as(&self, handle: u64, offset: u64, size: u32, purpose: Purpose) -> Result<Vec<u8>, Errno> {
         let (send, receive) = channel();
-        self.fs.read(handle, offset, size, move |bytes| send.send(bytes.map(<[u8]>::to_vec)).unwrap());
+        self.fs.read(handle, offset, size, purpose, move |bytes| send.send(bytes.map(<[u8]>::to_vec)).unwrap());
         receive.try_recv().unwrap()
     }
     fn readdir(&self, handle: u64, offset: u64, room: usize, plus: bool) -> Result<Vec<Line>, Errno> {
@@ -200,8 +203,21 @@ fn i1_a_short_answer_never_reaches_the_kernel() {
         fn check(&self, object: &Arc<Object>, done: railfs_engine::client::Done<()>) {
             self.0.check(object, done);
         }
-        fn read(&self, _: &Arc<Object>, _: u64, _: u64, length: u32, reply: railfs_engine::client::ReadReply) {
+        fn read(
+            &self,
+            _: &Arc<Object>,
+            _: u64,
+            _: u64,
+            length: u32,
+            _: Freshness,
+            reply: railfs_engine::client::ReadReply,
+        ) {
             reply(Ok(&vec![0; length as usize - 1]));
+        }
+        fn pin(&self, _: &Arc<Object>, _: railfs_engine::client::Done<()>) {}
+        fn unpin(&self, _: u64) {}
+        fn keeps_pins(&self) -> bool {
+            false
         }
         fn release(&self, _: u64) {}
         fn server_status(&self, _: railfs_engine::client::Done<railfs_proto::v1::StatusReply>) {}
@@ -217,9 +233,12 @@ fn i1_a_short_answer_never_reaches_the_kernel() {
     let entry = got(|reply| fs.lookup(ROOT, b"f", reply)).unwrap();
     let handle = got(|reply| fs.open(entry.attr.ino, Access::Read, reply)).unwrap();
     let (send, receive) = channel();
-    fs.read(handle, 0, 50, move |bytes| send.send(bytes.map(<[u8]>::to_vec)).unwrap());
+    fs.read(handle, 0, 50, Purpose::Read, move |bytes| send.send(bytes.map(<[u8]>::to_vec)).unwrap());
     assert_eq!(receive.try_recv().unwrap(), Err(Errno::IO));
 }
+
+#[path = "mode_tests.rs"]
+mod modes;
 
 #[test]
 fn i3_open_and_getattr_check_the_version_every_time() {

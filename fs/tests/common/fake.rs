@@ -1,11 +1,12 @@
 //! A store in memory behind the `Backend` trait: what it answers, and when, is up to the test.
 //!
 //! Guarantees: lists, lookups and checks agree with one map of names; versions count up and are never used again; a
-//! version that was replaced is ESTALE for checks and reads.
+//! version that was replaced is ESTALE for checks and checked reads, and for all reads once it is reclaimed, which what is
+//! pinned is not.
 
 #![allow(dead_code)] // Each test program uses its part.
 
-use railfs_engine::client::{Done, Found, ListEntry, ListQuery, Listing, Object, ReadReply, Status};
+use railfs_engine::client::{Done, Found, Freshness, ListEntry, ListQuery, Listing, Object, ReadReply, Status};
 use railfs_engine::error::{Error, Result};
 use railfs_proto::descriptor::{Attributes, Descriptor, Proof};
 use railfs_proto::layout::Striping;
@@ -29,10 +30,18 @@ struct State {
     failing: Option<Error>,
     /// While set, answers wait here.
     held: Option<Vec<Job>>,
+    /// Of these calls only.
+    held_call: Option<&'static str>,
+    /// How often a check is answered only after its object was replaced once more.
+    overtaken: u64,
     calls: HashMap<&'static str, u64>,
     /// Reads of objects whose name ends in "hang": never answered.
     hanging: Vec<ReadReply>,
     released: Vec<u64>,
+    /// Versions, and how often each is pinned.
+    pins: HashMap<u64, u64>,
+    /// No server keeps anything.
+    pinless: bool,
 }
 
 /// The store.
@@ -110,15 +119,50 @@ impl Fake {
         self.state().held = Some(Vec::new());
     }
 
+    /// The same for one kind of call.
+    pub fn hold_only(&self, call: &'static str) {
+        let mut state = self.state();
+        (state.held, state.held_call) = (Some(Vec::new()), Some(call));
+    }
+
+    /// The next so many checks come too late: their object is replaced just before.
+    pub fn overtake(&self, checks: u64) {
+        self.state().overtaken = checks;
+    }
+
     /// Delivers what was held, in order, and holds no more.
     pub fn let_go(&self) {
-        let jobs = self.state().held.take().unwrap_or_default();
+        let jobs = {
+            let mut state = self.state();
+            state.held_call = None;
+            state.held.take().unwrap_or_default()
+        };
         jobs.into_iter().for_each(|job| job());
     }
 
     /// How often a call was made.
     pub fn calls(&self, call: &'static str) -> u64 {
         self.state().calls.get(call).copied().unwrap_or(0)
+    }
+
+    /// Pins now: version and how often.
+    pub fn pins(&self) -> Vec<(u64, u64)> {
+        let mut pins: Vec<_> = self.state().pins.iter().map(|(version, count)| (*version, *count)).collect();
+        pins.sort_unstable();
+        pins
+    }
+
+    /// From now on every pin is refused.
+    pub fn refuse_pins(&self) {
+        self.state().pinless = true;
+    }
+
+    /// Forgets the bytes of versions that are neither current nor pinned.
+    pub fn reclaim(&self) {
+        let mut state = self.state();
+        let current: Vec<u64> = state.objects.values().map(|descriptor| descriptor.version).collect();
+        let State { contents, pins, .. } = &mut *state;
+        contents.retain(|version, _| current.contains(version) || pins.contains_key(version));
     }
 
     /// Handles that were released.
@@ -134,7 +178,9 @@ impl Fake {
             None => form(&state),
         };
         let job: Job = Box::new(move || done(result));
-        if let Some(held) = &mut state.held {
+        if state.held_call.is_none_or(|only| only == call)
+            && let Some(held) = &mut state.held
+        {
             return held.push(job);
         }
         drop(state);
@@ -197,10 +243,52 @@ impl super::railfs_backend::Backend for Fake {
     }
 
     fn check(&self, object: &Arc<Object>, done: Done<()>) {
+        let overtaken = {
+            let mut state = self.state();
+            let left = state.overtaken;
+            state.overtaken = left.saturating_sub(1);
+            left > 0
+        };
+        if overtaken {
+            self.put(std::str::from_utf8(object.name.key.as_bytes()).unwrap(), b"once more");
+        }
         self.answer("check", done, |state| state.current(object));
     }
 
-    fn read(&self, object: &Arc<Object>, _handle: u64, offset: u64, length: u32, reply: ReadReply) {
+    fn pin(&self, object: &Arc<Object>, done: Done<()>) {
+        let version = object.descriptor.version;
+        *self.state().pins.entry(version).or_default() += 1;
+        self.answer("pin", done, |state| match state.contents.contains_key(&version) {
+            _ if state.pinless => {
+                Err(Error::OverBudget { what: "pin".to_owned(), need: 1, limit: 0, cure: String::new() })
+            }
+            true => Ok(()),
+            false => Err(Error::Stale { object: object.name.to_string(), version }),
+        });
+    }
+
+    fn unpin(&self, version: u64) {
+        let mut state = self.state();
+        let count = state.pins.get_mut(&version).expect("unpinned once too often");
+        *count -= 1;
+        if *count == 0 {
+            state.pins.remove(&version);
+        }
+    }
+
+    fn keeps_pins(&self) -> bool {
+        !self.state().pinless
+    }
+
+    fn read(
+        &self,
+        object: &Arc<Object>,
+        _handle: u64,
+        offset: u64,
+        length: u32,
+        freshness: Freshness,
+        reply: ReadReply,
+    ) {
         if object.name.key.as_bytes().ends_with(b"hang") {
             return self.state().hanging.push(reply);
         }
@@ -209,10 +297,16 @@ impl super::railfs_backend::Backend for Fake {
             Err(error) => reply(Err(error)),
         });
         self.answer("read", done, |state| {
-            state.current(object)?;
+            if freshness == Freshness::Current {
+                state.current(object)?;
+            }
+            let contents = state.contents.get(&object.descriptor.version).ok_or_else(|| Error::Stale {
+                object: object.name.to_string(),
+                version: object.descriptor.version,
+            })?;
             let left = object.descriptor.striping.size().saturating_sub(offset).min(length.into());
             let mut bytes = vec![0; usize::try_from(left).unwrap()];
-            state.contents[&object.descriptor.version](offset, &mut bytes);
+            contents(offset, &mut bytes);
             Ok(bytes)
         });
     }

@@ -243,6 +243,20 @@ pub fn pull_reply() -> v1::PullReply {
     v1::PullReply { put: 17, offset: 1 << 20, length: 70_000, checksums: vec![4, 5] }
 }
 
+pub fn pin_request() -> v1::PinRequest {
+    v1::PinRequest { lease: 0x1122_3344_5566_7788, sequence: 9, add: vec![VERSION, VERSION + 1], remove: vec![VERSION - 1] }
+}
+
+pub fn pin_reply() -> v1::PinReply {
+    v1::PinReply {
+        sequence: 9,
+        fresh: true,
+        lease_milliseconds: 60_000,
+        gone: vec![VERSION],
+        refused: vec![VERSION + 1],
+    }
+}
+
 pub fn rail_requests() -> Vec<(&'static str, v1::RailRequest)> {
     use rail_request::Body;
     let request = |body| v1::RailRequest { scope: Some(scope()), time_left_microseconds: 9_500_000, body: Some(body) };
@@ -251,6 +265,7 @@ pub fn rail_requests() -> Vec<(&'static str, v1::RailRequest)> {
         ("RailRequest-check", request(Body::Check(check_request()))),
         ("RailRequest-lookup", request(Body::Lookup(lookup_request()))),
         ("RailRequest-pull", request(Body::Pull(pull_request()))),
+        ("RailRequest-pin", request(Body::Pin(pin_request()))),
     ]
 }
 
@@ -263,6 +278,7 @@ pub fn rail_replies() -> Vec<(&'static str, v1::RailReply)> {
         ("RailReply-check", reply(Body::Check(check_reply()))),
         ("RailReply-lookup", reply(Body::Lookup(object))),
         ("RailReply-pull", reply(Body::Pull(pull_reply()))),
+        ("RailReply-pin", reply(Body::Pin(pin_reply()))),
         ("RailReply-refused", v1::RailReply { outcome: Some(refusal()), body: None }),
     ]
 }

@@ -1,11 +1,13 @@
 //! The one pure parser of the configuration: text in, a checked [`Config`] or an error with its place out.
 
 use super::{
-    Config, ConfigError, DEFAULT_MAX_REGISTERED, DEFAULT_RAIL_PORT, DEFAULT_RETENTION, DEFAULT_STATE_DIR,
-    MIN_MAX_REGISTERED, PutConfig, RailConfig,
+    Config, ConfigError, DEFAULT_MAX_PINS, DEFAULT_MAX_REGISTERED, DEFAULT_PIN_LEASE, DEFAULT_RAIL_PORT,
+    DEFAULT_RETENTION, DEFAULT_STATE_DIR, MIN_MAX_REGISTERED, PutConfig, RailConfig,
 };
 use railfs_proto::layout::{LayoutError, Striping};
-use railfs_proto::limits::{DEFAULT_CONTROL_PORT, MAX_CONTROL_ADDRESSES, MAX_LISTENERS, MAX_WIDTH, MAX_WORD};
+use railfs_proto::limits::{
+    DEFAULT_CONTROL_PORT, MAX_CONTROL_ADDRESSES, MAX_LISTENERS, MAX_WIDTH, MAX_WORD, PIN_LEASE,
+};
 use railfs_proto::name::check_node_name;
 use railfs_proto::units::{format_size, parse_duration, parse_size};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -22,11 +24,13 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("rail", &["fabric", "transport", "listen"]),
     ("put", &["stripe_size", "page_size", "width"]),
     ("memory", &["max_registered"]),
-    ("retention", &["superseded"]),
+    ("retention", &["superseded", "pin_lease", "max_pins"]),
     ("security", &["insecure"]),
 ];
 /// Most stripe directories of one node: components are at most as many.
 const MAX_DIRECTORIES: usize = MAX_WIDTH as usize;
+/// Most pins that can be allowed: each costs the server about 100 bytes.
+const MOST_PINS: usize = 10_000_000;
 /// Longest retention: a year says that a unit was mistaken.
 const MAX_RETENTION: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -239,15 +243,43 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
         Some((bytes, _)) => bytes,
         None => DEFAULT_MAX_REGISTERED,
     };
-    let retention = table(&top, "retention")?;
-    let retention = match retention.duration("superseded")? {
+    let kept = table(&top, "retention")?;
+    let retention = match kept.duration("superseded")? {
         Some((time, value)) if time > MAX_RETENTION => {
-            return Err(retention.error(value, "superseded", "is longer than a year"));
+            return Err(kept.error(value, "superseded", "is longer than a year"));
         }
         Some((time, _)) => time,
         None => DEFAULT_RETENTION,
     };
-    let config = Config { node, state_dir, stripe_dirs, control, rails, put, max_registered, retention, insecure };
+    let pin_lease = match kept.duration("pin_lease")? {
+        Some((time, value)) if !PIN_LEASE.contains(&time) => {
+            return Err(kept.error(value, "pin_lease", "is not from 1 s to 24 h"));
+        }
+        Some((time, _)) => time,
+        None => DEFAULT_PIN_LEASE,
+    };
+    let max_pins = match kept.get("max_pins") {
+        Some(value) => {
+            let want = format!("a whole number from 2 to {MOST_PINS}");
+            let pins = kept.integer(value, "max_pins", &want)?;
+            let pins = usize::try_from(pins).ok().filter(|pins| (2..=MOST_PINS).contains(pins));
+            pins.ok_or_else(|| kept.error(value, "max_pins", format!("must be {want}")))?
+        }
+        None => DEFAULT_MAX_PINS,
+    };
+    let config = Config {
+        node,
+        state_dir,
+        stripe_dirs,
+        control,
+        rails,
+        put,
+        max_registered,
+        retention,
+        pin_lease,
+        max_pins,
+        insecure,
+    };
     Ok((config, Origin { file: file.to_owned(), directories }))
 }
 

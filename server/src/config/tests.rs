@@ -44,6 +44,8 @@ width = 2
 max_registered = "128MiB"
 [retention]
 superseded = "500 ms"
+pin_lease = "3 s"
+max_pins = 20
 [security]
 insecure = true
 "#;
@@ -56,6 +58,7 @@ fn every_key_is_read_and_the_resolved_form_reads_back() {
     assert_eq!(config.rails[1].fabric, "right");
     assert_eq!(config.put, PutConfig { stripe_size: 4 << 20, page_size: 4096, width: Some(2) });
     assert_eq!((config.max_registered, config.retention), (128 << 20, Duration::from_millis(500)));
+    assert_eq!((config.pin_lease, config.max_pins), (Duration::from_secs(3), 20));
     assert_eq!(ok(&config.to_string()), config);
     let least = ok("stripe_dirs = [\"/a \\\" b\"]");
     assert_eq!(ok(&least.to_string()), least);
@@ -94,6 +97,8 @@ fn what_is_wrong_is_named_with_key_and_line() {
         ("[retention]\nsuperseded = 60", "retention.superseded: is a TOML integer"),
         ("[retention]\nsuperseded = \"60\"", "has no unit"),
         ("[retention]\nsuperseded = \"10000 h\"", "longer than a year"),
+        ("[retention]\npin_lease = \"10 ms\"", "retention.pin_lease: is not from 1 s to 24 h"),
+        ("[retention]\nmax_pins = 1", "retention.max_pins: must be a whole number from 2"),
         ("[security]\ninsecure = 1", "security.insecure: is a TOML integer"),
         ("[control]\nlisten = \"nowhere\"", "f.toml:3: control.listen: \"nowhere\" is not an address"),
         ("[control]\nlisten = []", "control.listen: is empty"),
@@ -197,6 +202,8 @@ fn the_page_lists_every_key_and_no_other_with_its_default() {
     assert_eq!(default("put.page_size"), format_size(least.put.page_size.into()));
     assert_eq!(default("memory.max_registered"), format_size(least.max_registered));
     assert_eq!(default("retention.superseded"), format_duration(least.retention));
+    assert_eq!(default("retention.pin_lease"), format_duration(least.pin_lease));
+    assert_eq!(default("retention.max_pins"), least.max_pins.to_string());
     assert_eq!(default("security.insecure"), least.insecure.to_string());
 }
 
@@ -216,6 +223,7 @@ fn the_page_of_metrics_lists_every_counter_of_a_server_and_no_other() {
     let counters = crate::node::Counters::default().list();
     let mut known: Vec<&str> = counters.iter().map(|(name, _)| *name).collect();
     known.extend(["superseded_versions", "namespaces", "open_files"]);
+    known.extend(["pins", "pin_leases", "pins_refused", "pins_lapsed"]);
     named.sort_unstable();
     known.sort_unstable();
     assert_eq!(named, known);

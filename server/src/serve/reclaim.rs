@@ -1,9 +1,10 @@
 //! Removing the files of superseded versions.
 //!
 //! Guarantees: a version's files are removed only after it was superseded for the whole retention, never while it is
-//! current; the record that they are gone comes after they are; doing it again after a crash changes nothing.
+//! current or pinned, and after a start not before one pin lease has passed; the record that they are gone comes after they are; doing it again after a crash changes nothing.
 
 use super::files::Files;
+use super::pin::Keeper;
 use crate::catalog::{Standing, Time};
 use crate::node::{Node, add};
 use crate::store::sync_directory;
@@ -52,9 +53,15 @@ pub fn due(standings: &[Standing], retention: Duration, now: Time) -> Due {
 }
 
 /// Removes what is due, until it is told to stop. `nudge` says that something was superseded.
-pub async fn run(node: Arc<Node>, files: Arc<Files>, retention: Duration, nudge: Arc<Notify>) {
+pub async fn run(
+    node: Arc<Node>,
+    files: Arc<Files>,
+    pins: Arc<Keeper>,
+    retention: Duration,
+    nudge: Arc<Notify>,
+) {
     loop {
-        let next = match step(&node, &files, retention).await {
+        let next = match step(&node, &files, &pins, retention).await {
             Ok(next) => next.unwrap_or(LOOK).clamp(PAUSE, LOOK),
             Err(why) => {
                 tracing::warn!(%why, "superseded versions could not be reclaimed; it is tried again");
@@ -68,7 +75,16 @@ pub async fn run(node: Arc<Node>, files: Arc<Files>, retention: Duration, nudge:
 }
 
 /// One look at everything. Returns how long until something is due.
-async fn step(node: &Arc<Node>, files: &Arc<Files>, retention: Duration) -> Result<Option<Duration>, String> {
+async fn step(
+    node: &Arc<Node>,
+    files: &Arc<Files>,
+    pins: &Arc<Keeper>,
+    retention: Duration,
+) -> Result<Option<Duration>, String> {
+    // Clients of an earlier run pin again first.
+    if let Some(wait) = pins.wait(node.clock.now()) {
+        return Ok(Some(wait));
+    }
     let catalog = node.publisher.catalog();
     let (mut after, mut next) = (0, None::<Duration>);
     loop {
@@ -79,19 +95,22 @@ async fn step(node: &Arc<Node>, files: &Arc<Files>, retention: Duration) -> Resu
         if let Some(left) = due.next {
             next = Some(next.map_or(left, |next| next.min(left)));
         }
-        if due.versions.is_empty() {
+        // From here on these cannot be pinned any more. What is pinned is looked at again when something is released.
+        let due = pins.hand_out(node.clock.now(), &due.versions);
+        if due.is_empty() {
             continue;
         }
         let going: Vec<Standing> =
-            standings.into_iter().filter(|standing| due.versions.contains(&standing.descriptor.version)).collect();
+            standings.into_iter().filter(|standing| due.contains(&standing.descriptor.version)).collect();
         let unlinking = Arc::clone(node);
         let removed = tokio::task::spawn_blocking(move || unlink(&unlinking, &going)).await;
         let removed = removed.map_err(|error| error.to_string())?;
-        if removed.is_empty() {
-            continue;
+        if !removed.is_empty() {
+            // Where the record fails they stay handed out: their files are gone.
+            catalog.reclaimed(removed.clone()).await.map_err(|error| error.to_string())?;
+            files.forget_versions(&removed);
         }
-        catalog.reclaimed(removed.clone()).await.map_err(|error| error.to_string())?;
-        files.forget_versions(&removed);
+        pins.gone(&due);
         add(&node.counters.versions_reclaimed, removed.len() as u64);
     }
 }

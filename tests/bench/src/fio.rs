@@ -17,6 +17,8 @@ pub struct Job {
     pub size: u64,
     /// Seconds; 0: once through the file.
     pub seconds: u64,
+    /// O_DIRECT.
+    pub direct: bool,
 }
 
 /// What came of it.
@@ -28,16 +30,17 @@ pub struct Reading {
     pub bytes: u64,
 }
 
-/// Reads a file with direct I/O and one read(2) at a time for each job.
+/// Reads a file, one read(2) at a time for each job, without a hint to the kernel of what comes next.
 ///
 /// # Errors
 /// fio's own last words, or an output that is not understood.
 pub fn read(file: &Path, job: &Job) -> Result<Reading, Failed> {
     let mut command = Command::new("fio");
     let part = job.size / job.jobs;
-    command.args(["--name=bench", "--readonly", "--direct=1", "--ioengine=psync", "--thread", "--group_reporting"]);
+    command.args(["--name=bench", "--readonly", "--fadvise_hint=0", "--ioengine=psync", "--thread", "--group_reporting"]);
     command.args(["--output-format=json", "--invalidate=0", "--allrandrepeat=0", "--randrepeat=0", "--norandommap"]);
     command.arg(format!("--filename={}", file.display()));
+    command.arg(format!("--direct={}", u8::from(job.direct)));
     command.arg(format!("--rw={}", job.pattern));
     command.arg(format!("--bs={}", job.block));
     command.arg(format!("--numjobs={}", job.jobs));

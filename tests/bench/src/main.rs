@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod fio;
+mod forms;
 mod null;
 mod report;
 mod rtt;
@@ -39,7 +40,11 @@ fn main() -> ExitCode {
                 Ok(rounds @ 1..=99) => run(Path::new(programs), Path::new(work), Path::new(json), rounds),
                 _ => Err(format!("{rounds} is not a number of rounds from 1 to 99")),
             },
-            _ => Err("usage: railfs-bench run PROGRAMS WORK JSON ROUNDS | null MOUNTPOINT (see tests/bin/bench.sh)"
+            ["forms", programs, work, rounds] => match rounds.parse() {
+                Ok(rounds @ 1..=99) => forms::run(Path::new(programs), Path::new(work), rounds),
+                _ => Err(format!("{rounds} is not a number of rounds from 1 to 99")),
+            },
+            _ => Err("usage: railfs-bench run PROGRAMS WORK JSON ROUNDS | forms PROGRAMS WORK ROUNDS | null MOUNTPOINT (see tests/bin/bench.sh)"
                 .to_owned()),
         };
     match result {
@@ -71,7 +76,7 @@ fn run(programs: &Path, work: &Path, json: &Path, rounds: u32) -> Result<bool, F
         report.add("rtt", Sample { microseconds: session.median()?, ..Sample::default() });
         for (row, jobs) in [("cold_seq", 1), ("cold_seq_4", 4)] {
             let mount = stand.mount("arena=256MiB")?;
-            let job = fio::Job { pattern: "read", block: MIB, jobs, size: COLD, seconds: 0 };
+            let job = fio::Job { pattern: "read", block: MIB, jobs, size: COLD, seconds: 0, direct: true };
             let sample = measure(&stand, &mount, "cold", &job)?;
             let moved: u64 = sample.rail_bytes.iter().sum();
             if moved < COLD {
@@ -80,13 +85,13 @@ fn run(programs: &Path, work: &Path, json: &Path, rounds: u32) -> Result<bool, F
             report.add(row, sample);
         }
         let mount = stand.mount("arena=512MiB")?;
-        let once = fio::Job { pattern: "read", block: MIB, jobs: 1, size: WARM, seconds: 0 };
+        let once = fio::Job { pattern: "read", block: MIB, jobs: 1, size: WARM, seconds: 0, direct: true };
         fio::read(&mount.point.join("warm"), &once)?;
         for (row, pattern, block, jobs) in
             [("warm_seq", "read", MIB, 1), ("warm_seq_4", "read", MIB, 4), ("warm_4k", "randread", 4096, 1)]
         {
             let sample =
-                measure(&stand, &mount, "warm", &fio::Job { pattern, block, jobs, size: WARM, seconds: SECONDS })?;
+                measure(&stand, &mount, "warm", &fio::Job { pattern, block, jobs, size: WARM, seconds: SECONDS, direct: true })?;
             let moved: u64 = sample.rail_bytes.iter().sum();
             if moved > 0 {
                 report.broken.push(format!("{row}: {moved} bytes came over the rails, not from the cache"));
@@ -95,7 +100,7 @@ fn run(programs: &Path, work: &Path, json: &Path, rounds: u32) -> Result<bool, F
         }
         drop(mount);
         let mount = stand.mount("arena=256MiB")?;
-        let job = fio::Job { pattern: "randread", block: 4096, jobs: 1, size: COLD, seconds: SECONDS };
+        let job = fio::Job { pattern: "randread", block: 4096, jobs: 1, size: COLD, seconds: SECONDS, direct: true };
         report.add("cold_4k", measure(&stand, &mount, "cold", &job)?);
     }
     session.close();
@@ -149,7 +154,7 @@ fn nulls(report: &mut Report, work: &Path) -> Result<(), Failed> {
         for (row, pattern, block, jobs) in
             [("null_seq", "read", MIB, 1), ("null_seq_4", "read", MIB, 4), ("null_4k", "randread", 4096, 1)]
         {
-            let job = fio::Job { pattern, block, jobs, size: null::SIZE, seconds: SECONDS };
+            let job = fio::Job { pattern, block, jobs, size: null::SIZE, seconds: SECONDS, direct: true };
             let before = cpu_seconds(child.id());
             let reading = fio::read(&file, &job)?;
             let cpu = (cpu_seconds(child.id()) - before) / (reading.bytes as f64 / 1e9);

@@ -8,9 +8,10 @@ use fuser::{
     FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, KernelConfig, LockOwner, OpenFlags, ReplyAttr,
     ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
 };
-use railfs::fuse::{OPENED, negotiate};
+use railfs::fuse::{negotiate, opened};
 use railfs::mount::options::Options;
 use railfs::mount::{kernel, session};
+use railfs::ops::{Form, Io, Mode};
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
@@ -50,7 +51,7 @@ fn attr(ino: u64) -> FileAttr {
 
 impl Filesystem for Null {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        negotiate(config).map(drop)
+        negotiate(config, Mode::Strict, Io::Direct).map(drop)
     }
 
     fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -66,7 +67,7 @@ impl Filesystem for Null {
     }
 
     fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(1), OPENED);
+        reply.opened(FileHandle(1), opened(Form::Direct));
     }
 
     fn read(

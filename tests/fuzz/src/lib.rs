@@ -12,6 +12,7 @@ use railfs_proto::frame::{self, FrameKind, TRAILER};
 use railfs_proto::hello::Hello;
 use railfs_proto::logfile::{self, Rest, SegmentHeader};
 use railfs_proto::name::{Escaped, Key, Namespace, ObjectName};
+use railfs_proto::pin::{PinAnswer, PinChange};
 use railfs_proto::reply::{
     Lookup, check_begin_put_reply, check_check_reply, check_fetch_reply, check_list_reply, check_outcome,
     check_pull_reply,
@@ -91,6 +92,11 @@ pub fn rail_request(data: &[u8]) -> bool {
     let Ok(request) = v1::RailRequest::decode(data) else { return false };
     match &request.body {
         Some(Body::Lookup(lookup)) => object_name(lookup.name.as_ref()),
+        Some(Body::Pin(pin)) => {
+            let Ok(change) = PinChange::from_message(pin) else { return false };
+            assert_eq!(change.to_message(), *pin);
+            true
+        }
         Some(_) => true,
         None => false,
     }
@@ -124,6 +130,13 @@ pub fn rail_reply(data: &[u8]) -> bool {
         Some(Body::Pull(pull)) => {
             let request = v1::PullRequest { put: pull.put, offset: 1 << 20, length: pull.length };
             check_pull_reply(&request, pull, pull.length, PAGE).is_ok()
+        }
+        Some(Body::Pin(pin)) => {
+            let add = pin.gone.iter().chain(&pin.refused).copied().collect();
+            let request = PinChange { lease: 1, sequence: pin.sequence, add, remove: Vec::new() };
+            let Ok(answer) = PinAnswer::check(&request, pin) else { return false };
+            assert_eq!(answer.to_message(&request), *pin);
+            true
         }
         None => false,
     }

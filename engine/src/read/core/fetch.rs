@@ -288,7 +288,7 @@ impl Core {
         match bad {
             Bad::Refused(refusal) => match refusal.code {
                 Code::Stale | Code::NotFound => {
-                    fetch.object.set_stale();
+                    fetch.object.set_gone();
                     self.fail_fetch(id, Object::stale_error);
                 }
                 Code::Expired | Code::Unavailable | Code::OverBudget => self.park_fetch(now, id),

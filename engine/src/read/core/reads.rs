@@ -1,6 +1,6 @@
 //! Reads: from arrival through admission to their answer.
 
-use super::{Action, Complete, Core, MAX_BAD, Waiter};
+use super::{Action, Complete, Core, Freshness, MAX_BAD, Waiter};
 use crate::client::Object;
 use crate::clock::Time;
 use crate::error::Error;
@@ -25,8 +25,10 @@ pub(super) struct Read {
     pub(super) parts: Vec<Arc<Landed>>,
     /// Fetches it waits for.
     pub(super) pending: HashSet<u64>,
-    /// Seen current by a check that began after it arrived.
+    /// Seen current by a check that began after it arrived, or it asks for none.
     pub(super) checked: bool,
+    /// See there.
+    pub(super) freshness: Freshness,
     /// The answer is being made.
     pub(super) finishing: bool,
     /// Bad pages so far: page, and the rail that brought it.
@@ -44,10 +46,12 @@ impl Core {
         handle: u64,
         offset: u64,
         length: u32,
+        freshness: Freshness,
         deadline: Time,
     ) -> Option<Complete> {
         self.counts.reads += 1;
-        if object.is_stale() {
+        self.counts.reads_unchecked += u64::from(freshness == Freshness::Version);
+        if object.is_stale() && freshness == Freshness::Current || object.is_gone() {
             self.fail_stale(id, object);
             return None;
         }
@@ -61,7 +65,8 @@ impl Core {
             deadline,
             parts: Vec::new(),
             pending: HashSet::new(),
-            checked: false,
+            checked: freshness == Freshness::Version,
+            freshness,
             finishing: false,
             bad: Vec::new(),
         };
@@ -122,6 +127,7 @@ impl Core {
     fn try_admit(&mut self, now: Time, id: u64) -> bool {
         let Some(read) = self.reads.get(&id) else { return true };
         let (object, bytes, checked) = (read.object.clone(), read.bytes.clone(), read.checked);
+        let first = read.bad.is_empty() && (!checked || read.freshness == Freshness::Version);
         let (version, striping) = (object.descriptor.version, object.descriptor.striping);
         let sequential = self.handles.get(&read.handle).is_some_and(|(_, readahead)| readahead.sequential());
         let avoid: Vec<usize> = read.bad.iter().map(|&(_, rail)| rail).collect();
@@ -169,7 +175,7 @@ impl Core {
         for fetch in pending {
             self.post_fetch(now, fetch);
         }
-        if warm && !checked {
+        if warm && first {
             self.counts.reads_warm += 1;
         }
         // A read that sent a fetch of its own gets its check with that fetch's reply.

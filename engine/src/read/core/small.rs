@@ -15,6 +15,7 @@ use bytes::Bytes;
 use railfs_proto::descriptor::Proof;
 use railfs_proto::limits::{MAX_CHECKS, METADATA_DEADLINE};
 use railfs_proto::name::ObjectName;
+use railfs_proto::pin::PinChange;
 use railfs_proto::reply::{Lookup, ReplyError};
 use railfs_proto::v1;
 use std::sync::Arc;
@@ -33,12 +34,14 @@ pub(super) struct Member {
 }
 
 #[derive(Debug)]
-enum Kind {
+pub(super) enum Kind {
     Check(Vec<Member>),
     /// For a call.
     Lookup(ObjectName, u64),
     /// The slot moved: is the version still the name's?
     Recheck(Arc<Object>, Vec<Waiter>),
+    /// What the server is to be told of pins.
+    Pin(PinChange),
 }
 
 #[derive(Debug)]
@@ -92,7 +95,7 @@ impl Core {
         self.new_small(now, Kind::Lookup(name.clone(), id), deadline);
     }
 
-    fn new_small(&mut self, now: Time, kind: Kind, deadline: Time) {
+    pub(super) fn new_small(&mut self, now: Time, kind: Kind, deadline: Time) {
         let id = self.id();
         let small = Small { kind, deadline, avoid: Vec::new(), attempt: None, posted: now, retry_at: Time(0), bad: 0 };
         self.smalls.insert(id, small);
@@ -104,7 +107,10 @@ impl Core {
         let Some(small) = self.smalls.get_mut(&id).filter(|small| small.attempt.is_none()) else { return };
         if now >= small.deadline {
             // Those who wait have deadlines of their own, which have passed as well.
-            self.smalls.remove(&id);
+            let pin = self.smalls.remove(&id).is_some_and(|small| matches!(small.kind, Kind::Pin(_)));
+            if pin {
+                self.pins.failed(now);
+            }
             return;
         }
         // A proof is void in another incarnation: then the name has to be looked up.
@@ -134,6 +140,7 @@ impl Core {
             }
             Kind::Lookup(name, _) => lookup_body(scope, name),
             Kind::Recheck(object, _) => lookup_body(scope, &object.name),
+            Kind::Pin(change) => v1::rail_request::Body::Pin(change.to_message()),
         };
         small.attempt = Some(attempt);
         small.posted = now;
@@ -210,7 +217,7 @@ impl Core {
                 v1::Code::Unavailable | v1::Code::OverBudget | v1::Code::Expired => {
                     self.put_back(now, id, small, None);
                 }
-                _ => self.small_refused(&small, rail, &refusal.message),
+                _ => self.small_refused(now, &small, rail, &refusal.message),
             },
             Err(Bad::Malformed(detail)) => self.bad_small(now, id, small, rail, &detail),
             Ok(v1::rail_reply::Body::Check(reply)) => match &small.kind {
@@ -220,8 +227,20 @@ impl Core {
                 }
                 _ => self.bad_small(now, id, small, rail, "another number of checks, or no check was asked for"),
             },
+            Ok(v1::rail_reply::Body::Pin(reply)) => {
+                let answered = match &small.kind {
+                    Kind::Pin(change) => self.pins_replied(change, &reply),
+                    _ => Err("pins where none were asked for".to_owned()),
+                };
+                match answered {
+                    Ok(()) => self.say_pins(now),
+                    Err(detail) => self.bad_small(now, id, small, rail, &detail),
+                }
+            }
             Ok(v1::rail_reply::Body::Lookup(reply)) => match (&small.kind, Lookup::from_message(&reply)) {
-                (Kind::Check(_), _) => self.bad_small(now, id, small, rail, "a lookup where checks were asked for"),
+                (Kind::Check(_) | Kind::Pin(_), _) => {
+                    self.bad_small(now, id, small, rail, "a lookup where none was asked for")
+                }
                 (_, Err(ReplyError::Refused(refusal))) if refusal.code == v1::Code::Unavailable => {
                     self.put_back(now, id, small, None);
                 }
@@ -249,18 +268,23 @@ impl Core {
         tracing::warn!(rail, detail, "bad answer to a check or lookup");
         small.bad += 1;
         if small.bad > super::MAX_BAD {
-            self.small_refused(&small, rail, detail)
+            self.small_refused(now, &small, rail, detail)
         } else {
             self.put_back(now, id, small, Some(rail))
         }
     }
 
-    fn small_refused(&mut self, small: &Small, rail: usize, detail: &str) {
+    fn small_refused(&mut self, now: Time, small: &Small, rail: usize, detail: &str) {
         let error =
             |name: &ObjectName| Error::BadAnswer { peer: format!("{name} by rail {rail}"), detail: detail.to_owned() };
         match &small.kind {
             Kind::Lookup(name, call) => self.fail_call(*call, error(name)),
             Kind::Recheck(object, waiters) => self.fail_waiters(waiters, &error(&object.name)),
+            // Who waits for it waits on: it is said again.
+            Kind::Pin(_) => {
+                tracing::debug!(rail, detail, "a pin request was refused");
+                self.pins.failed(now);
+            }
             Kind::Check(members) => {
                 for member in members {
                     self.fail_waiters(&member.waiters, &error(&member.object.name));

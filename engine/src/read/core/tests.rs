@@ -12,6 +12,9 @@ use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof, Replica};
 use railfs_proto::layout::Striping;
 use railfs_proto::reply::{Lookup, ok_outcome};
 
+#[path = "pin_tests.rs"]
+mod pins;
+
 const PAGE: u32 = 4096;
 const SIZE: u64 = 200_000;
 
@@ -66,6 +69,10 @@ struct World {
     lying: Option<usize>,
     /// What the server saw when it served a request whose reply is still on its way: slot and version.
     served: HashMap<u64, (u64, u64)>,
+    /// The server's pins and what it has reclaimed.
+    kept: pins::Kept,
+    /// Calls that were answered.
+    calls: Vec<(u64, Result<(), Error>)>,
 }
 
 fn striping() -> Striping {
@@ -87,7 +94,7 @@ impl World {
     fn new(seed: u64, rails: usize, arena: u64) -> World {
         let mut core = Core::new(Arena::new(arena).unwrap(), 1 << 20);
         let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: 1 };
-        core.session(Session { scope, max_fetch: 1 << 20 });
+        core.session(Session { scope, max_fetch: 1 << 20, pins: true });
         for rail in 0..rails {
             core.add_rail(&format!("r{rail}"));
             core.rail_event(Time(0), rail, Event::State(State::Up));
@@ -107,6 +114,8 @@ impl World {
             next: 1,
             lying: None,
             served: HashMap::new(),
+            kept: pins::Kept::default(),
+            calls: Vec::new(),
         }
     }
 
@@ -116,7 +125,7 @@ impl World {
         let object = self.object.clone();
         let current = vec![self.version];
         self.asked.insert(id, Asked { object: object.clone(), offset, length, deadline, current });
-        self.core.read(self.now, id, &object, handle, offset, length, deadline);
+        self.core.read(self.now, id, &object, handle, offset, length, Freshness::Current, deadline);
         self.act();
         id
     }
@@ -141,7 +150,8 @@ impl World {
                     Action::Cancel { rail, id } => self.cancel(rail, id),
                     Action::Finish { id, parts } => self.finish(id, parts),
                     Action::Fail { id, error } => self.fail(id, &error),
-                    Action::Checked { .. } | Action::LookedUp { .. } | Action::Renew => {}
+                    Action::Checked { id } => self.calls.push((id, Ok(()))),
+                    Action::LookedUp { .. } | Action::Renew => {}
                 }
             }
         }
@@ -191,7 +201,7 @@ impl World {
     }
 
     fn fail(&mut self, id: u64, error: &Error) {
-        let Some(asked) = self.asked.remove(&id) else { return };
+        let Some(asked) = self.asked.remove(&id) else { return self.calls.push((id, Err(error.clone()))) };
         match error {
             Error::Stale { version, .. } => {
                 assert!(*version < self.version, "ESTALE for the current version {version}");
@@ -221,6 +231,10 @@ impl World {
             extent = submission.landing.map(|landing| landing.extent.filled(b"").unwrap());
         } else {
             match request.body.unwrap() {
+                v1::rail_request::Body::Fetch(fetch) if self.kept.reclaimed(fetch.version) => {
+                    reply.outcome = Some(v1::Outcome { code: v1::Code::Stale.into(), message: String::new() });
+                    extent = submission.landing.map(|landing| landing.extent.filled(b"").unwrap());
+                }
                 v1::rail_request::Body::Fetch(fetch) => {
                     let landing = submission.landing.unwrap();
                     let mut bytes = Vec::new();
@@ -261,6 +275,9 @@ impl World {
                     let descriptor = object(version, slot, self.incarnation).descriptor;
                     let lookup = Lookup::Object(descriptor, proof(slot, self.incarnation));
                     reply.body = Some(v1::rail_reply::Body::Lookup(lookup.to_message()));
+                }
+                v1::rail_request::Body::Pin(pin) => {
+                    reply.body = Some(v1::rail_reply::Body::Pin(self.kept.answer(&pin)));
                 }
                 v1::rail_request::Body::Pull(_) => unreachable!(),
             }
@@ -308,7 +325,7 @@ impl World {
         self.served.clear();
         self.slot += 1000;
         let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: self.incarnation };
-        self.core.session(Session { scope, max_fetch: 1 << 20 });
+        self.core.session(Session { scope, max_fetch: 1 << 20, pins: true });
         self.act();
     }
 
@@ -526,7 +543,7 @@ fn i9_checks_lookups_and_reads_end_at_their_own_deadlines_while_the_server_says_
     world.core.check(world.now, 9001, &object, at(1));
     world.core.lookup(world.now, 9002, &name, at(2));
     // Its page is cached: no fetch has a deadline in its stead.
-    world.core.read(world.now, 9003, &object, 1, 0, 4096, at(3));
+    world.core.read(world.now, 9003, &object, 1, 0, 4096, Freshness::Current, at(3));
     let just_before = |time: Time| Time(time.0 - 1);
     for (seconds, id) in [(1, 9001), (2, 9002), (3, 9003)] {
         assert!(failed(&mut world, just_before(at(seconds))).is_empty());
