@@ -85,7 +85,13 @@ pub struct Object {
 impl Object {
     /// What a lookup found.
     pub fn new(name: ObjectName, descriptor: Descriptor, proof: Proof) -> Object {
-        Object { name, descriptor, proof: Mutex::new(proof), stale: AtomicBool::new(false), gone: AtomicBool::new(false) }
+        Object {
+            name,
+            descriptor,
+            proof: Mutex::new(proof),
+            stale: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+        }
     }
     /// Under what slot value the version was last seen current.
     pub fn proof(&self) -> Proof {

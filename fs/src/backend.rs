@@ -18,15 +18,7 @@ pub trait Backend: Send + Sync + 'static {
     fn check(&self, object: &Arc<Object>, done: Done<()>);
     /// Bytes of the version, all that were asked for (fewer only at its end); with `Freshness::Current` seen current after
     /// the call began.
-    fn read(
-        &self,
-        object: &Arc<Object>,
-        handle: u64,
-        offset: u64,
-        length: u32,
-        freshness: Freshness,
-        reply: ReadReply,
-    );
+    fn read(&self, object: &Arc<Object>, handle: u64, offset: u64, length: u32, freshness: Freshness, reply: ReadReply);
     /// The version is needed until [`Backend::unpin`], whatever the answer: `Ok` once it stays readable although it may be
     /// superseded.
     fn pin(&self, object: &Arc<Object>, done: Done<()>);

@@ -5,8 +5,8 @@
 
 use crate::errno::Errno;
 use crate::ops::{
-    Access, Attr, Choice, DirSink, Emitted, Entry, FileSystem, Form, Io, Kernel, Kind, MAX_READ, Mode, Purpose, Rights, Seek,
-    choose,
+    Access, Attr, Choice, DirSink, Emitted, Entry, FileSystem, Form, Io, Kernel, Kind, MAX_READ, Mode, Purpose, Rights,
+    Seek, choose,
 };
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,

@@ -381,7 +381,8 @@ impl FileSystem {
         reply: impl FnOnce(Result<&[u8], Errno>) + Send + 'static,
     ) {
         let Some(file) = self.0.file(handle) else { return reply(Err(Errno::BADF)) };
-        let checked = self.0.choice.get().map_or(purpose == Purpose::Read, |choice| choice.checks(purpose == Purpose::Fill));
+        let checked =
+            self.0.choice.get().map_or(purpose == Purpose::Read, |choice| choice.checks(purpose == Purpose::Fill));
         let freshness = if checked { Freshness::Current } else { Freshness::Version };
         if !checked && !file.pinned && self.0.opens.fills(file.object.descriptor.version) {
             Shared::pin_fills(&self.0, &file.object);

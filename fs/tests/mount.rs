@@ -241,10 +241,12 @@ fn i3_a_list_that_was_formed_before_a_put_and_comes_after_it_does_not_make_stat_
     let ino = || std::fs::metadata(mounted.at("d/f")).unwrap().ino();
     assert_eq!(ino(), old);
     mounted.fake.hold_only("list");
+    let lists = mounted.fake.calls("list");
     std::thread::scope(|scope| {
         let directory = mounted.at("d");
-        let listed = scope.spawn(move || std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().ino()).collect());
-        until("the list is formed", || mounted.fake.calls("list") > 0);
+        let listed =
+            scope.spawn(move || std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().ino()).collect());
+        until("the list is formed", || mounted.fake.calls("list") > lists);
         let new = mounted.fake.put("d/f", b"newer");
         until("stat gives the new version", || ino() == new);
         mounted.fake.let_go();

@@ -147,15 +147,15 @@ mod tests {
         assert_eq!(wrong(|r| r.add = vec![1999]), PinError::Twice(1999));
         assert_eq!(wrong(|r| r.add = (2000..).take(MAX_PINS).collect()), PinError::TooMany(MAX_PINS + 1));
         // The largest one fits a rail's message.
-        let most = v1::PinRequest { add: (0..MAX_PINS as u64).map(|i| MAX_VERSION - i).collect(), ..Default::default() };
+        let most =
+            v1::PinRequest { add: (0..MAX_PINS as u64).map(|i| MAX_VERSION - i).collect(), ..Default::default() };
         assert!(prost::Message::encoded_len(&most) < crate::limits::MAX_RAIL_MESSAGE as usize / 2);
     }
 
     #[test]
     fn answers_speak_of_what_was_asked() {
         let change = PinChange::from_message(&request()).unwrap();
-        let answer =
-            PinAnswer { fresh: true, lease: Duration::from_secs(5), gone: vec![2000], refused: vec![2001] };
+        let answer = PinAnswer { fresh: true, lease: Duration::from_secs(5), gone: vec![2000], refused: vec![2001] };
         let reply = answer.to_message(&change);
         assert_eq!(PinAnswer::check(&change, &reply), Ok(answer));
         let wrong = |change_reply: fn(&mut v1::PinReply)| {

@@ -107,8 +107,13 @@ fn every_way_of_reading_gives_every_byte_in_every_mode() {
         let mut reader = Reader::start();
         assert_eq!(reader.open(&mount.at("k")), Ok((version, SIZE)), "{options}");
         for method in READS.into_iter().chain(FILLS) {
-            for (offset, length) in [(0, 4096), (1, 100_000), (MIB - 1, 2), (2 * MIB + 5, SIZE as usize), (SIZE - 1, 1)] {
-                assert_eq!(reader.get(method, offset, length), Got::Byte(7), "{options}: {method} {length} at {offset}");
+            for (offset, length) in [(0, 4096), (1, 100_000), (MIB - 1, 2), (2 * MIB + 5, SIZE as usize), (SIZE - 1, 1)]
+            {
+                assert_eq!(
+                    reader.get(method, offset, length),
+                    Got::Byte(7),
+                    "{options}: {method} {length} at {offset}"
+                );
             }
         }
         // Between file systems the kernel refuses, and programs copy by themselves; where it copies, it is right.
@@ -147,7 +152,8 @@ fn programs_and_libraries_run_from_the_mount_in_every_mode() {
         let maps = run(Command::new(&program).arg("/proc/self/maps"), SOON).expect(0).out();
         assert!(maps.contains(&program.display().to_string()), "{options}: {maps}");
         let mut with_library = Command::new(&program);
-        let maps = run(with_library.arg("/proc/self/maps").env("LD_LIBRARY_PATH", mount.at("bin")), SOON).expect(0).out();
+        let maps =
+            run(with_library.arg("/proc/self/maps").env("LD_LIBRARY_PATH", mount.at("bin")), SOON).expect(0).out();
         assert!(maps.contains(&mount.at("bin/libc.so.6").display().to_string()), "{options}: {maps}");
         assert_quiet(&cluster, &[&mount]);
         mount.stop();
@@ -366,7 +372,8 @@ fn overwrite_under_readers(test: &str, options: &str, snapshot: bool) {
     one(1);
     let mount = cluster.mount("", &format!("arena=32MiB,{options}"));
     let path = mount.at("k");
-    let (limit, between) = (if full() { Duration::from_secs(600) } else { Duration::from_secs(4) }, Duration::from_millis(50));
+    let (limit, between) =
+        (if full() { Duration::from_secs(600) } else { Duration::from_secs(4) }, Duration::from_millis(50));
     let seen: Vec<Seen> = std::thread::scope(|scope| {
         let done = Done(&said);
         let readers: Vec<_> = (1..=2)
@@ -431,7 +438,10 @@ fn i1_random_reads_under_overwrites_snapshot() {
 fn the_kernel_reads_ahead_as_far_as_a_read_goes_in_the_cached_form() {
     need_mount!("the_kernel_reads_ahead_as_far_as_a_read_goes_in_the_cached_form");
     if !rustix::process::geteuid().is_root() {
-        return skip("the_kernel_reads_ahead_as_far_as_a_read_goes_in_the_cached_form", "only root may set read_ahead_kb");
+        return skip(
+            "the_kernel_reads_ahead_as_far_as_a_read_goes_in_the_cached_form",
+            "only root may set read_ahead_kb",
+        );
     }
     let mut cluster = Cluster::start(&Plan::default());
     for (options, kib) in [("io=cached", 1024), ("io=direct", 128)] {

@@ -346,8 +346,8 @@ impl Driver {
         let bytes = super::plan::clamp(&object.descriptor.striping, offset, length);
         let slot = Arc::new(Slot { bytes, stage: Mutex::new(Stage::Inline), ready: Condvar::new() });
         lock(&self.pending).insert(id, Pending::Read(slot.clone()));
-        let complete = self
-            .with_core(|core, now| core.read(now, id, object, handle, offset, length, freshness, now.after(limit)));
+        let complete =
+            self.with_core(|core, now| core.read(now, id, object, handle, offset, length, freshness, now.after(limit)));
         let wait_until = complete.map(|Complete { parts }| {
             let until = Instant::now() + INLINE_CHECK;
             // The check is on its way: verify meanwhile. What fails here fails again in `answer`, where it counts.

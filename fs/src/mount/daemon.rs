@@ -185,7 +185,9 @@ fn status_of(fs: FileSystem, about: MountStatus) -> impl Fn() -> Document + Send
         (mount.mode, mount.io, mount.io_reason) = (choice.mode.to_string(), choice.form.to_string(), choice.reason);
         mount.degraded.extend(choice.lacks);
         if !fs.backend().keeps_pins() {
-            mount.degraded.push("the server is too old to keep replaced versions for programs that map them".to_owned());
+            mount
+                .degraded
+                .push("the server is too old to keep replaced versions for programs that map them".to_owned());
         }
         for rail in document.rails.iter().filter(|rail| rail.state != "up") {
             mount.degraded.push(format!("rail {} is {}: {}", rail.name, rail.state, rail.reason));

@@ -96,7 +96,9 @@ pub fn choose(mode: Mode, io: Io, kernel: Kernel) -> Choice {
             (Form::Direct, "this kernel does not ask before it answers from its cache".to_owned())
         }
         (Io::Cached, _) => (Form::Cached, "asked for".to_owned()),
-        (Io::Auto, Mode::Snapshot) => (Form::Cached, "a snapshot's pages stay right for as long as it is open".to_owned()),
+        (Io::Auto, Mode::Snapshot) => {
+            (Form::Cached, "a snapshot's pages stay right for as long as it is open".to_owned())
+        }
         (Io::Auto, Mode::Strict) if !kernel.direct_mmap && kernel.auto_inval => {
             (Form::Cached, "a kernel before 6.6 cannot map direct-I/O files shared".to_owned())
         }

@@ -300,10 +300,10 @@ impl super::railfs_backend::Backend for Fake {
             if freshness == Freshness::Current {
                 state.current(object)?;
             }
-            let contents = state.contents.get(&object.descriptor.version).ok_or_else(|| Error::Stale {
-                object: object.name.to_string(),
-                version: object.descriptor.version,
-            })?;
+            let contents = state
+                .contents
+                .get(&object.descriptor.version)
+                .ok_or_else(|| Error::Stale { object: object.name.to_string(), version: object.descriptor.version })?;
             let left = object.descriptor.striping.size().saturating_sub(offset).min(length.into());
             let mut bytes = vec![0; usize::try_from(left).unwrap()];
             contents(offset, &mut bytes);

@@ -244,7 +244,12 @@ pub fn pull_reply() -> v1::PullReply {
 }
 
 pub fn pin_request() -> v1::PinRequest {
-    v1::PinRequest { lease: 0x1122_3344_5566_7788, sequence: 9, add: vec![VERSION, VERSION + 1], remove: vec![VERSION - 1] }
+    v1::PinRequest {
+        lease: 0x1122_3344_5566_7788,
+        sequence: 9,
+        add: vec![VERSION, VERSION + 1],
+        remove: vec![VERSION - 1],
+    }
 }
 
 pub fn pin_reply() -> v1::PinReply {

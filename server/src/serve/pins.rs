@@ -88,8 +88,7 @@ impl Pins {
     pub fn apply(&mut self, now: Time, change: &PinChange) -> Applied {
         self.expire(now);
         let known = self.leases.contains_key(&change.lease);
-        let mut answer =
-            PinAnswer { fresh: !known, lease: self.limits.lease, gone: Vec::new(), refused: Vec::new() };
+        let mut answer = PinAnswer { fresh: !known, lease: self.limits.lease, gone: Vec::new(), refused: Vec::new() };
         if !known {
             if change.add.is_empty() {
                 return Applied::Done(answer);
@@ -196,12 +195,7 @@ impl Pins {
 
     /// See [`Counts`].
     pub fn counts(&self) -> Counts {
-        Counts {
-            leases: self.leases.len() as u64,
-            pins: self.total as u64,
-            refused: self.refused,
-            lapsed: self.lapsed,
-        }
+        Counts { leases: self.leases.len() as u64, pins: self.total as u64, refused: self.refused, lapsed: self.lapsed }
     }
 }
 

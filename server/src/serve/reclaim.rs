@@ -53,13 +53,7 @@ pub fn due(standings: &[Standing], retention: Duration, now: Time) -> Due {
 }
 
 /// Removes what is due, until it is told to stop. `nudge` says that something was superseded.
-pub async fn run(
-    node: Arc<Node>,
-    files: Arc<Files>,
-    pins: Arc<Keeper>,
-    retention: Duration,
-    nudge: Arc<Notify>,
-) {
+pub async fn run(node: Arc<Node>, files: Arc<Files>, pins: Arc<Keeper>, retention: Duration, nudge: Arc<Notify>) {
     loop {
         let next = match step(&node, &files, &pins, retention).await {
             Ok(next) => next.unwrap_or(LOOK).clamp(PAUSE, LOOK),

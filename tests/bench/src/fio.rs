@@ -37,7 +37,14 @@ pub struct Reading {
 pub fn read(file: &Path, job: &Job) -> Result<Reading, Failed> {
     let mut command = Command::new("fio");
     let part = job.size / job.jobs;
-    command.args(["--name=bench", "--readonly", "--fadvise_hint=0", "--ioengine=psync", "--thread", "--group_reporting"]);
+    command.args([
+        "--name=bench",
+        "--readonly",
+        "--fadvise_hint=0",
+        "--ioengine=psync",
+        "--thread",
+        "--group_reporting",
+    ]);
     command.args(["--output-format=json", "--invalidate=0", "--allrandrepeat=0", "--randrepeat=0", "--norandommap"]);
     command.arg(format!("--filename={}", file.display()));
     command.arg(format!("--direct={}", u8::from(job.direct)));

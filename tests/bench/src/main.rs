@@ -90,8 +90,12 @@ fn run(programs: &Path, work: &Path, json: &Path, rounds: u32) -> Result<bool, F
         for (row, pattern, block, jobs) in
             [("warm_seq", "read", MIB, 1), ("warm_seq_4", "read", MIB, 4), ("warm_4k", "randread", 4096, 1)]
         {
-            let sample =
-                measure(&stand, &mount, "warm", &fio::Job { pattern, block, jobs, size: WARM, seconds: SECONDS, direct: true })?;
+            let sample = measure(
+                &stand,
+                &mount,
+                "warm",
+                &fio::Job { pattern, block, jobs, size: WARM, seconds: SECONDS, direct: true },
+            )?;
             let moved: u64 = sample.rail_bytes.iter().sum();
             if moved > 0 {
                 report.broken.push(format!("{row}: {moved} bytes came over the rails, not from the cache"));

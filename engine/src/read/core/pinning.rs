@@ -66,7 +66,9 @@ impl Core {
                 limit: 0,
                 cure: "the server keeps no more pins for this client: raise its retention.max_pins".to_owned(),
             },
-            Standing::Wanted => Error::Protocol(format!("{name}: the server is too old to keep a version for a reader")),
+            Standing::Wanted => {
+                Error::Protocol(format!("{name}: the server is too old to keep a version for a reader"))
+            }
         };
         self.actions.push(Action::Fail { id: call, error });
     }
