@@ -165,12 +165,7 @@ impl Pins {
         let Some((change, sent)) = self.flight.take() else { return Vec::new() };
         self.renew_at = sent.after(answer.lease / 3);
         if answer.fresh {
-            for (&version, pin) in &mut self.pins {
-                if pin.standing == Standing::Held {
-                    pin.standing = Standing::Wanted;
-                    self.add.insert(version);
-                }
-            }
+            self.say_all();
         }
         let mut told = Vec::new();
         for version in change.add {
@@ -191,10 +186,21 @@ impl Pins {
         told
     }
 
-    /// The message on its way failed; whether the server has it is not known. It is said again, as part of the next.
+    fn say_all(&mut self) {
+        for (&version, pin) in &mut self.pins {
+            if pin.standing == Standing::Held {
+                pin.standing = Standing::Wanted;
+                self.add.insert(version);
+            }
+        }
+    }
+
+    /// The message on its way failed. Whether the server has it is not known, and neither what it would have said: that the
+    /// lease was new, perhaps. Everything is said again.
     pub fn failed(&mut self, now: Time) {
         let Some((change, _)) = self.flight.take() else { return };
         self.not_before = now.after(AGAIN);
+        self.say_all();
         for version in change.add {
             if self.pins.get(&version).is_some_and(|pin| pin.standing == Standing::Wanted) {
                 self.add.insert(version);
