@@ -48,10 +48,10 @@ def mapped(kind):
     global private, shared
     if kind == "private":
         if private == -1:
-            private = mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+            private = mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ)
         return private
     if shared == -1:
-        shared = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        shared = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
     return shared
 
 
