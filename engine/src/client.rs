@@ -555,6 +555,11 @@ impl Client {
         }
     }
 
+    /// The error that says so, while another store answers where this one was: that is why nothing is answered in time.
+    pub fn wrong_store(&self) -> Option<Error> {
+        self.control.wrong_store()
+    }
+
     /// Waits for a call that takes a `done`.
     pub fn wait<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T> {
         let (send, receive) = std::sync::mpsc::sync_channel(1);

@@ -126,6 +126,8 @@ struct State {
     store: Option<Id>,
     links: u64,
     closed: bool,
+    /// What the last attempt to connect met, when that was another store.
+    wrong_store: Option<Error>,
 }
 
 /// See the module's head.
@@ -173,6 +175,11 @@ impl Control {
     /// The control address in use; `None` while there is none.
     pub fn address(&self) -> Option<String> {
         self.state().link.as_ref().map(|link| link.address.clone())
+    }
+
+    /// The error of the last attempt to connect, when another store answered it. `None` once the right one did.
+    pub fn wrong_store(&self) -> Option<Error> {
+        self.state().wrong_store.clone()
     }
 
     /// Nothing is called any more; what is under way fails.

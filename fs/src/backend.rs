@@ -4,6 +4,7 @@
 //! by its deadline at the latest.
 
 use railfs_engine::client::{Client, Done, Found, Freshness, ListQuery, Listing, Object, ReadReply, Status};
+use railfs_engine::error::Error;
 use railfs_proto::name::ObjectName;
 use railfs_proto::v1::StatusReply;
 use std::sync::Arc;
@@ -32,6 +33,10 @@ pub trait Backend: Send + Sync + 'static {
     fn server_status(&self, done: Done<StatusReply>);
     /// This side's account.
     fn status(&self) -> Status;
+    /// The error that says so, while another store answers where this one was.
+    fn wrong_store(&self) -> Option<Error> {
+        None
+    }
     /// Ends everything within a second or two.
     fn close(&self);
 }
@@ -74,6 +79,9 @@ impl Backend for Client {
     }
     fn status(&self) -> Status {
         Client::status(self)
+    }
+    fn wrong_store(&self) -> Option<Error> {
+        Client::wrong_store(self)
     }
     fn close(&self) {
         Client::close(self);

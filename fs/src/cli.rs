@@ -11,18 +11,21 @@ mod put;
 mod show;
 mod walk;
 
-use crate::backend::Backend;
 use crate::failure::{Failure, io};
+use crate::mount::log::Log;
 use crate::mount::options::Options;
+use crate::mount::reach::Network;
 use crate::mount::{daemon, launch, place, runtime, umount};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use railfs_engine::client::{Client, Config};
 use railfs_proto::url::Url;
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use tracing_subscriber::fmt::MakeWriter;
 
 /// What the log shows, as `tracing` filters are written.
 const LOG_VARIABLE: &str = "RAILFS_LOG";
@@ -115,7 +118,7 @@ struct MountArguments {
     foreground: bool,
     /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, io=direct, arena=SIZE,
     /// threads=N, workers=N, readahead=SIZE, read_timeout=TIME, metadata_timeout=TIME, connect_timeout=TIME,
-    /// metadata_ttl=TIME, log=FILE
+    /// metadata_ttl=TIME, retry=TIME, stop_timeout=TIME, log=FILE
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
     /// This is the daemon; its log's path
@@ -249,8 +252,8 @@ fn put_settings(arguments: &PutArguments) -> Result<put::Settings, Failure> {
 fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     let Some(log) = &arguments.serve_with_log else { return start(arguments) };
     let result = launch::become_daemon().and_then(|()| {
-        log_to_stderr();
-        serve(arguments, Some(log.clone()), launch::say_ready)
+        let file = log_to_file(log)?;
+        serve(arguments, Some(log.clone()), Some(file), launch::say_ready)
     });
     if let Err(failure) = &result {
         tracing::error!("{failure}");
@@ -265,13 +268,11 @@ fn start(arguments: &MountArguments) -> Result<(), Failure> {
     let url = parse(&arguments.url)?;
     let log = options.log.as_ref().map(std::path::absolute).transpose().map_err(|error| io("log", &error))?;
     if arguments.foreground {
-        if let Some(log) = &log {
-            let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-            let file = file.map_err(|error| io(log.display(), &error))?;
-            rustix::stdio::dup2_stderr(file).map_err(|error| io(log.display(), &error.into()))?;
+        let file = log.as_deref().map(log_to_file).transpose()?;
+        if file.is_none() {
+            init_log(DAEMON_LOG, std::io::stderr);
         }
-        log_to_stderr();
-        return serve(arguments, log, || {});
+        return serve(arguments, log, file, || {});
     }
     let point = place::resolve(&arguments.mountpoint)?;
     let files = runtime::files(&point)?;
@@ -279,27 +280,39 @@ fn start(arguments: &MountArguments) -> Result<(), Failure> {
     launch::launch(&url.to_string(), &point, &arguments.options, &options, &log)
 }
 
-fn serve(arguments: &MountArguments, log: Option<PathBuf>, ready: impl FnOnce()) -> Result<(), Failure> {
+fn serve(
+    arguments: &MountArguments,
+    log: Option<PathBuf>,
+    log_file: Option<Log>,
+    ready: impl FnOnce(),
+) -> Result<(), Failure> {
     let options = Options::parse(&arguments.options)?;
     let point = place::resolve(&arguments.mountpoint)?;
-    let job = daemon::Job { url: parse(&arguments.url)?, point, options, log };
-    daemon::run(&job, |config| Client::connect(config).map(|client| -> Arc<dyn Backend> { client }), ready)
+    let terminal = arguments.foreground && (std::io::stdin().is_terminal() || std::io::stderr().is_terminal());
+    let job = daemon::Job { url: parse(&arguments.url)?, point, options, log, log_file, terminal };
+    daemon::run(&job, Network, ready)
 }
 
 /// A daemon's log: what happens to it, one line each.
-fn log_to_stderr() {
-    init_log("info,fuser=error");
+const DAEMON_LOG: &str = "info,fuser=error";
+
+/// A daemon's log in a file, which is bounded; standard error goes there too.
+fn log_to_file(path: &Path) -> Result<Log, Failure> {
+    let log = Log::open(path, crate::mount::log::LIMIT).map_err(|error| io(path.display(), &error))?;
+    log.take_stderr().map_err(|error| io(path.display(), &error))?;
+    init_log(DAEMON_LOG, log.clone());
+    Ok(log)
 }
 
 /// A command's: only what is wrong.
 fn quiet_log() {
-    init_log("error");
+    init_log("error", std::io::stderr);
 }
 
-fn init_log(default: &str) {
+fn init_log(default: &str, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
     let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_VARIABLE)
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false);
     // Somebody else's subscriber (in a test) is as good.
     let _ = subscriber.with_target(false).try_init();
 }

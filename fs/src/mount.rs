@@ -4,12 +4,15 @@
 //! error; a signal or an unmount from outside ends the daemon in bounded time, with its mount, files and memory gone; the
 //! daemon never walks into its own mount.
 
+pub mod busy;
 pub mod control;
 pub mod daemon;
 pub mod kernel;
 pub mod launch;
+pub mod log;
 pub mod options;
 pub mod place;
+pub mod reach;
 pub mod runtime;
 pub mod session;
 pub mod table;

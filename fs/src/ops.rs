@@ -556,6 +556,12 @@ impl Shared {
 
     /// One line of log, and the errno.
     fn fail(&self, operation: &str, what: &dyn Display, error: &Error) -> Errno {
+        // Nobody answers in time where another store has taken the address: that is the cause, and not one that passes.
+        let known = match error {
+            Error::TimedOut { .. } | Error::Unreachable { .. } => self.backend.wrong_store(),
+            _ => None,
+        };
+        let error = known.as_ref().unwrap_or(error);
         let code = errno(error);
         let namespace = &self.settings.namespace;
         if is_everyday(code) {

@@ -96,8 +96,10 @@ pub struct Directory {
     pub id: String,
     /// On the server.
     pub path: String,
-    /// "ok" or "suspect".
+    /// "ok", "suspect", "read-only" or "missing".
     pub state: String,
+    /// Why it is not "ok".
+    pub reason: String,
     /// Bytes.
     pub total_bytes: u64,
     /// Bytes.
@@ -194,6 +196,20 @@ impl Document {
     }
 }
 
+impl Document {
+    /// What a mount has to do without on the server's side, one line each.
+    pub fn degraded(&self) -> Vec<String> {
+        let rails = self.rails.iter().filter(|rail| rail.state != "up");
+        let rails = rails.map(|rail| format!("rail {} is {}: {}", rail.name, rail.state, rail.reason));
+        let directories = self.directories.iter().filter(|directory| directory.state != "ok").map(|directory| {
+            let Directory { path, id, state, reason, .. } = directory;
+            format!("stripe directory {path} ({id}) of the server is {state}: {reason}")
+        });
+        let publishing = self.server.iter().map(|server| &server.publishing).filter(|publishing| *publishing != "ok");
+        rails.chain(directories).chain(publishing.map(|why| format!("the server takes no puts: {why}"))).collect()
+    }
+}
+
 impl Mount {
     /// With what is open and under way.
     pub fn with(mut self, activity: Activity) -> Mount {
@@ -233,6 +249,7 @@ impl From<&railfs_proto::v1::DirectoryStatus> for Directory {
             id: Id::from_bytes(&directory.id).map(|id| id.to_string()).unwrap_or_default(),
             path: directory.path.clone(),
             state: directory.state.clone(),
+            reason: directory.reason.clone(),
             total_bytes: directory.total_bytes,
             available_bytes: directory.available_bytes,
             holds_log: directory.holds_log,
@@ -259,6 +276,37 @@ impl From<&StatusReply> for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_degraded_has_a_line_each() {
+        let directory = |state: &str| Directory {
+            id: "77".to_owned(),
+            path: "/d".to_owned(),
+            state: state.to_owned(),
+            reason: "why".to_owned(),
+            ..Directory::default()
+        };
+        let rail = |state: &str| Rail {
+            name: "a 1:2".to_owned(),
+            state: state.to_owned(),
+            reason: "r".to_owned(),
+            ..Rail::default()
+        };
+        let document = Document {
+            rails: vec![rail("up"), rail("down")],
+            directories: vec![directory("ok"), directory("missing")],
+            server: Some(Server { publishing: "read-only: log".to_owned(), ..Server::default() }),
+            ..Document::default()
+        };
+        let lines = [
+            "rail a 1:2 is down: r",
+            "stripe directory /d (77) of the server is missing: why",
+            "the server takes no puts: read-only: log",
+        ];
+        assert_eq!(document.degraded(), lines);
+        let well = Server { publishing: "ok".to_owned(), ..Server::default() };
+        assert_eq!(Document { server: Some(well), ..Document::default() }.degraded(), [""; 0]);
+    }
 
     #[test]
     fn the_names_of_the_contract() {
@@ -289,7 +337,7 @@ mod tests {
              reason state transport"
         );
         assert_eq!(keys(&json["arena"]), "exposed free quarantined total");
-        assert_eq!(keys(&json["directories"][0]), "available_bytes holds_log id path state total_bytes");
+        assert_eq!(keys(&json["directories"][0]), "available_bytes holds_log id path reason state total_bytes");
         assert_eq!((&json["rails"][0]["bytes_received"], &json["counters"]["reads"]), (&5.into(), &3.into()));
         let gone = Document::new(status, &Err(Error::Closed));
         assert_eq!((gone.server, gone.server_error.as_deref()), (None, Some("the client is closed")));

@@ -8,6 +8,7 @@ use fake::Fake;
 use railfs::mount::options::Options;
 use railfs::mount::{daemon, kernel, session};
 use railfs::ops::{Activity, FileSystem, Owner, Settings};
+use railfs_engine::client::Config;
 use railfs_engine::clock::Clock;
 use railfs_proto::name::Namespace;
 use railfs_proto::url::Url;
@@ -334,6 +335,18 @@ fn a_busy_mount_is_not_taken_away() {
 
 // -- a mount in a process of its own --
 
+/// A server that is always there.
+struct Here(Arc<Fake>);
+
+impl railfs::mount::reach::Reach for Here {
+    fn probe(&self, _: &str, _: Duration) -> Result<(), railfs_engine::error::Error> {
+        Ok(())
+    }
+    fn connect(&self, _: Config) -> Result<Arc<dyn railfs::backend::Backend>, railfs_engine::error::Error> {
+        Ok(self.0.clone())
+    }
+}
+
 /// Not a test: the daemon that the tests below start.
 #[test]
 #[ignore = "started by other tests"]
@@ -350,8 +363,10 @@ fn serve() {
         point: railfs::mount::place::resolve(Path::new(&point)).unwrap(),
         options: Options::parse(&lists).unwrap(),
         log: None,
+        log_file: None,
+        terminal: std::env::var_os("RAILFS_TEST_TERMINAL").is_some(),
     };
-    let result = daemon::run(&job, |_| Ok(fake), || eprintln!("READY"));
+    let result = daemon::run(&job, Here(fake), || eprintln!("READY"));
     if let Err(failure) = &result {
         eprintln!("FAILED {}", failure.message);
     }
@@ -443,14 +458,30 @@ fn i9_signals_unmount_and_leave_nothing() {
     if skipped("i9_signals_unmount_and_leave_nothing") {
         return;
     }
-    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT, rustix::process::Signal::HUP] {
+    let (term, int, hup) = (rustix::process::Signal::TERM, rustix::process::Signal::INT, rustix::process::Signal::HUP);
+    // SIGHUP where its terminal has gone.
+    for (signal, variables) in [(term, &[][..]), (int, &[]), (hup, &[("RAILFS_TEST_TERMINAL", "1")])] {
         let place = Place::new();
-        let daemon = place.started();
+        let mut daemon = place.start(variables);
+        assert_eq!(daemon.word(), "READY");
         assert_eq!(std::fs::read(place.point().join("f")).unwrap(), pattern(100_000));
         daemon.signal(signal);
         assert_eq!(daemon.exit(), Some(0));
         place.assert_nothing_left();
     }
+    // Without a terminal SIGHUP changes nothing; a second signal while it stops does no harm.
+    let place = Place::new();
+    let daemon = place.started();
+    let open = File::open(place.point().join("f")).unwrap();
+    daemon.signal(hup);
+    assert_eq!(std::fs::read(place.point().join("f")).unwrap(), pattern(100_000));
+    daemon.signal(term);
+    until("it is out of the tree", || railfs::mount::table::railfs_at(&place.point()).unwrap().is_none());
+    daemon.signal(int);
+    daemon.signal(hup);
+    assert_eq!(daemon.exit(), Some(0));
+    drop(open);
+    place.assert_nothing_left();
 }
 
 #[test]

@@ -82,6 +82,7 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("DeleteReply", v1::DeleteReply { outcome: outcome.clone(), version: VERSION + 1, deleted: VERSION });
     visit.message("StatusRequest", v1::StatusRequest { scope });
     visit.message("DirectoryStatus", v::directory_status());
+    visit.message("DirectoryStatus-missing", v::missing_directory_status());
     visit.message("ListenerStatus", v::listener_status());
     visit.message("Counter", v::counter());
     visit.message("StatusReply", v::status_reply());

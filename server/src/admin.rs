@@ -1,6 +1,7 @@
 //! What the server says of itself: `Status`.
 
 use crate::control::addresses::Announced;
+use crate::health::{Condition, State};
 use crate::node::{SOFTWARE, lock};
 use crate::serve::Server;
 use railfs_engine::rail::tcp::TcpListener;
@@ -71,19 +72,22 @@ impl Admin {
 }
 
 fn directories(node: &crate::node::Node) -> Vec<v1::DirectoryStatus> {
-    let status = |directory: &crate::store::StripeDirectory| {
-        let space = rustix::fs::statvfs(directory.path()).ok();
+    let status = |state: State| {
+        // Of one that is not in its place there is nothing to be had.
+        let here = node.store.directory(state.id).filter(|_| state.condition != Condition::Missing);
+        let space = here.and_then(|directory| directory.space().ok());
         let bytes = |blocks: fn(&rustix::fs::StatVfs) -> u64| {
             space.as_ref().map_or(0, |stat| blocks(stat).saturating_mul(stat.f_frsize))
         };
         v1::DirectoryStatus {
-            id: directory.id().to_bytes(),
-            path: directory.path().display().to_string(),
-            state: if node.suspicion(directory.id()).is_some() { "suspect" } else { "ok" }.to_owned(),
+            id: state.id.to_bytes(),
+            path: state.path,
+            state: state.condition.name().to_owned(),
             total_bytes: bytes(|stat| stat.f_blocks),
             available_bytes: bytes(|stat| stat.f_bavail),
-            holds_log: directory.holds_log(),
+            holds_log: state.holds_log,
+            reason: state.why,
         }
     };
-    node.store.directories().iter().map(status).collect()
+    node.health.all().map(status).collect()
 }

@@ -4,6 +4,7 @@
 //! where they differ; every number and name is checked before it is used; object bytes never travel here.
 
 pub mod addresses;
+pub mod incoming;
 pub mod list;
 pub mod sessions;
 

@@ -8,6 +8,8 @@ use crate::catalog::{DEFAULT_SLOTS, LogCatalog, LogCatalogOptions, Publisher, Pu
 use crate::config::Config;
 use crate::control::ControlService;
 use crate::control::addresses::Announced;
+use crate::control::incoming::Patient;
+use crate::health::Condition;
 use crate::node::{Node, add, lock};
 use crate::put::Puts;
 use crate::put::recover::{self, Found};
@@ -23,11 +25,17 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, watch};
 use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::{Health, HealthServer};
 
 /// How long RPCs that are under way may go on after a stop began.
 const GRACE: Duration = Duration::from_secs(2);
 /// Seconds between two looks at lost/.
 const TIDY: u64 = 3600;
+/// For the standard health service: whether every stripe directory is well,
+pub const HEALTH_DIRECTORIES: &str = "railfs.directories";
+/// and whether puts and deletes are taken.
+pub const HEALTH_PUBLISHING: &str = "railfs.publishing";
 /// How long the last record may take.
 const LAST_RECORD: Duration = Duration::from_secs(4);
 
@@ -160,6 +168,9 @@ impl Daemon {
         let slots = Slots::new(&config.node, incarnation, DEFAULT_SLOTS);
         let options = PublisherOptions { not_before: not_before(&recovered), ..PublisherOptions::default() };
         let publisher = Publisher::new(Arc::clone(&catalog) as _, slots, runtime.handle().clone(), options);
+        if let Some(why) = store.read_only() {
+            publisher.make_read_only(&why);
+        }
         let found = runtime.block_on(recover::recover(&store, &*catalog, &config.node))?;
         let node = Node::new(config.node.clone(), incarnation, store, publisher, clock, runtime.handle().clone());
         let node = Arc::new(node);
@@ -177,8 +188,13 @@ impl Daemon {
         let admin = Arc::new(Admin::new(bound.announced.clone(), bound.rails.clone()));
         let service = ControlService::new(Arc::clone(&server), bound.announced.clone(), admin, Arc::clone(&superseded));
         let mut control_tasks = Vec::new();
+        let (reporter, health) = tonic_health::server::health_reporter();
+        runtime.block_on(async {
+            reporter.set_serving::<ControlServer<ControlService>>().await;
+            tell_health(&reporter, &server.node).await;
+        });
         for (socket, &address) in bound.control.iter().zip(&bound.addresses) {
-            let task = serve_control(&runtime, socket, service.clone(), stopping.clone());
+            let task = serve_control(&runtime, socket, service.clone(), health.clone(), stopping.clone());
             let failed = |source| StartError::Listen {
                 what: "the control plane".to_owned(),
                 address,
@@ -187,7 +203,7 @@ impl Daemon {
             };
             control_tasks.push(task.map_err(failed)?);
         }
-        runtime.spawn(every_second(Arc::clone(&server)));
+        runtime.spawn(every_second(Arc::clone(&server), reporter));
         let (node, files, pins) = (Arc::clone(&server.node), Arc::clone(&server.files), Arc::clone(&server.pins));
         runtime.spawn(reclaim::run(node, files, pins, config.retention, superseded));
         for gate in &bound.gates {
@@ -317,14 +333,13 @@ fn serve_control(
     runtime: &Runtime,
     socket: &std::net::TcpListener,
     service: ControlService,
+    health: HealthServer<impl Health>,
     mut stopping: watch::Receiver<bool>,
 ) -> io::Result<tokio::task::JoinHandle<()>> {
     let _inside = runtime.enter();
     let socket = tokio::net::TcpListener::from_std(socket.try_clone()?)?;
-    let incoming = TcpIncoming::from(socket).with_nodelay(Some(true));
+    let incoming = Patient::new(TcpIncoming::from(socket).with_nodelay(Some(true)));
     Ok(runtime.spawn(async move {
-        let (reporter, health) = tonic_health::server::health_reporter();
-        reporter.set_serving::<ControlServer<ControlService>>().await;
         let served = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(5)))
@@ -341,8 +356,17 @@ fn serve_control(
     }))
 }
 
+/// The standard health service knows, beside the control plane itself, whether all directories are well and whether
+/// puts are taken.
+async fn tell_health(reporter: &tonic_health::server::HealthReporter, node: &Node) {
+    let serving = |well| if well { ServingStatus::Serving } else { ServingStatus::NotServing };
+    reporter.set_service_status(HEALTH_DIRECTORIES, serving(node.health.is_well())).await;
+    reporter.set_service_status(HEALTH_PUBLISHING, serving(node.publisher.frozen().is_none())).await;
+}
+
 /// Sessions and puts that are over; now and then what was lost too long ago.
-async fn every_second(server: Arc<Server>) {
+async fn every_second(server: Arc<Server>, reporter: tonic_health::server::HealthReporter) {
+    let mut looking: Option<tokio::task::JoinHandle<()>> = None;
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     for second in 0u64.. {
@@ -354,11 +378,18 @@ async fn every_second(server: Arc<Server>) {
         }
         server.puts.tick();
         server.pins.tick(server.node.clock.now());
+        if looking.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+            // A disk that hangs holds up this look alone.
+            let node = Arc::clone(&server.node);
+            looking = Some(tokio::task::spawn_blocking(move || node.look_at_directories()));
+        }
+        tell_health(&reporter, &server.node).await;
         if second % TIDY == TIDY - 1 {
             let node = Arc::clone(&server.node);
             // Slow disks must not delay the next second.
             tokio::task::spawn_blocking(move || {
-                node.store.directories().iter().map(recover::tidy_lost).sum::<u64>();
+                let there = |directory: &&store::StripeDirectory| node.condition(directory.id()) < Condition::ReadOnly;
+                node.store.directories().iter().filter(there).map(recover::tidy_lost).sum::<u64>();
             });
         }
     }

@@ -9,6 +9,7 @@ pub mod catalog;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod health;
 pub mod node;
 pub mod put;
 pub mod serve;

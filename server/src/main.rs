@@ -96,11 +96,21 @@ fn init(directories: &[PathBuf]) -> ExitCode {
     }
 }
 
+/// As many open files as this process may have: components that are being read stay open, and so do connections.
+fn raise_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        tracing::warn!(%error, current = ?limit.current, "the limit of open files cannot be raised");
+    }
+}
+
 fn serve(file: &Path) -> ExitCode {
     let config = match Config::load(file) {
         Ok(config) => config,
         Err(error) => return complain(USAGE, &error),
     };
+    raise_descriptors();
     // Before anything is started, so that no signal is missed.
     let mut signals = match Signals::new([SIGTERM, SIGINT]) {
         Ok(signals) => signals,

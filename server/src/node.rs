@@ -1,10 +1,11 @@
 //! What every part of a running server shares: its identity, catalog, sessions, counters, and the health of its disks.
 //!
 //! Guarantees: every request's scope is checked in one place; a directory that failed once takes no new component until
-//! the server is restarted.
+//! the server is restarted; when a log directory is gone, nothing is published from the moment that is noticed.
 
 use crate::catalog::Publisher;
 use crate::control::sessions::Sessions;
+use crate::health::{self, Condition, Health};
 use crate::store::Store;
 use railfs_engine::clock::Clock;
 use railfs_engine::rail::Rail;
@@ -12,7 +13,7 @@ use railfs_proto::descriptor::Id;
 use railfs_proto::reply::Refusal;
 use railfs_proto::v1::{self, Code};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 
 /// The version in hellos and status.
@@ -113,11 +114,12 @@ pub struct Node {
     pub clock: Clock,
     /// For work that waits.
     pub runtime: Handle,
-    suspects: Vec<(Id, OnceLock<String>)>,
+    /// How the stripe directories are.
+    pub health: Health,
 }
 
 impl Node {
-    /// All directories start healthy.
+    /// Directories that are not well are logged.
     pub fn new(
         name: String,
         incarnation: u64,
@@ -126,7 +128,7 @@ impl Node {
         clock: Clock,
         runtime: Handle,
     ) -> Node {
-        let suspects = store.directories().iter().map(|directory| (directory.id(), OnceLock::new())).collect();
+        let health = Health::new(&store);
         Node {
             name,
             incarnation,
@@ -136,7 +138,7 @@ impl Node {
             counters: Counters::default(),
             clock,
             runtime,
-            suspects,
+            health,
         }
     }
 
@@ -167,18 +169,36 @@ impl Node {
         v1::Scope { store: self.store.id().to_bytes(), node: self.name.clone(), incarnation: self.incarnation }
     }
 
-    /// A write or sync in the directory failed: it takes no new component from here on.
+    /// A read, write or sync in the directory failed: it takes no new component from here on. Where more can be seen of
+    /// it (it is not in its place, or read-only), that is what is noted.
     pub fn suspect(&self, directory: Id, why: &str) {
-        let path = self.store.directory(directory).map(|d| d.path().display().to_string()).unwrap_or_default();
-        if let Some((_, cell)) = self.suspects.iter().find(|(id, _)| *id == directory)
-            && cell.set(why.to_owned()).is_ok()
-        {
-            tracing::error!(%directory, path, why, "stripe directory is suspect: no new component goes there");
+        match self.store.directory(directory).map(health::look) {
+            Some(Err((condition, seen))) => self.worsen(directory, condition, &format!("{seen} ({why})")),
+            _ => self.worsen(directory, Condition::Suspect, why),
         }
     }
 
-    /// Why the directory is suspect; `None` while it is not.
-    pub fn suspicion(&self, directory: Id) -> Option<&str> {
-        self.suspects.iter().find(|(id, _)| *id == directory).and_then(|(_, cell)| cell.get()).map(String::as_str)
+    /// Looks at every directory. To be called about once a second, where blocking is allowed.
+    pub fn look_at_directories(&self) {
+        for directory in self.store.directories() {
+            if let Err((condition, why)) = health::look(directory) {
+                self.worsen(directory.id(), condition, &why);
+            }
+        }
+    }
+
+    fn worsen(&self, directory: Id, condition: Condition, why: &str) {
+        if self.health.worsen(directory, condition, why)
+            && condition >= Condition::ReadOnly
+            && let Some(state) = self.health.of(directory).filter(|state| state.holds_log)
+        {
+            let what = format!("log directory {} ({directory}) is {}: {why}", state.path, condition.name());
+            self.publisher.make_read_only(&what);
+        }
+    }
+
+    /// How the directory is; one that the store does not have is missing.
+    pub fn condition(&self, directory: Id) -> Condition {
+        self.health.of(directory).map_or(Condition::Missing, |state| state.condition)
     }
 }

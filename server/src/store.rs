@@ -25,7 +25,7 @@ mod tests;
 
 pub use init::{Initialised, init};
 pub use logdir::{DiskLogDirectory, LogDirectory, LogFile};
-pub use open::{Store, StripeDirectory, open};
+pub use open::{MissingDirectory, Store, StripeDirectory, open};
 
 use railfs_proto::descriptor::Id;
 use std::io;
@@ -82,9 +82,21 @@ pub enum StoreError {
         /// That store.
         ours: Id,
     },
+    /// None of the directories that hold the log is there.
+    #[error(
+        "no log directory of store {store} is there (it has {logs}): {why}; mount the disk of one: without a log nothing can be served"
+    )]
+    NoLog {
+        /// The store.
+        store: Id,
+        /// Its log directories.
+        logs: String,
+        /// Why the directories that are missing are.
+        why: String,
+    },
     /// A directory of the store is not in the list.
     #[error(
-        "stripe directory {missing} of store {store} is missing: of its {expected} directories only {given} are given"
+        "stripe directory {missing} of store {store} is missing: of its {expected} directories only {given} are given; list all"
     )]
     Missing {
         /// The store.

@@ -12,6 +12,7 @@ pub mod netns;
 pub mod process;
 pub mod quiet;
 pub mod reader;
+pub mod typed;
 pub mod wait;
 
 /// Says that a test cannot run on this machine, and why; the caller returns then.

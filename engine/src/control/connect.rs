@@ -129,8 +129,20 @@ impl Control {
             return Ok(link);
         }
         self.state().link = None;
-        let (address, client, hello) = self.connect_any(deadline).await?;
-        self.adopt(address, client, &hello)
+        let connected = self.connect_any(deadline).await;
+        let linked = connected.and_then(|(address, client, hello)| self.adopt(address, client, &hello));
+        self.note(&linked);
+        linked
+    }
+
+    /// Remembers whether another store answered.
+    fn note<T>(&self, hello: &Result<T>) {
+        let wrong = hello.as_ref().err().filter(|error| matches!(error, Error::WrongStore { .. })).cloned();
+        let said = std::mem::replace(&mut self.state().wrong_store, wrong.clone());
+        if let (Some(error), None) = (&wrong, said) {
+            // Once, for as long as it is so.
+            tracing::error!("{error}: nothing is read from it");
+        }
     }
 
     fn unreachable(&self, detail: String) -> Error {
@@ -227,7 +239,14 @@ impl Control {
     pub(super) async fn hello_again(&self, link: &Link, tickets: u32, deadline: Instant) -> Result<(Link, Vec<Bytes>)> {
         let request = self.request(tickets);
         let mut client = link.client.clone();
-        let hello = say_hello(&mut client, &link.address, &request, deadline).await?;
+        let hello = say_hello(&mut client, &link.address, &request, deadline).await;
+        self.note(&hello);
+        if let Err(Error::WrongStore { .. }) = &hello {
+            // The channel has connected anew, to somebody else: other addresses may still lead to the right one.
+            let mut state = self.state();
+            state.link = state.link.take().filter(|current| current.number != link.number);
+        }
+        let hello = hello?;
         let current = {
             let state = self.state();
             state.link.clone().filter(|current| {

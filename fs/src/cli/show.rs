@@ -131,9 +131,10 @@ fn lines(document: &Document, out: &mut String) -> std::fmt::Result {
     for directory in &document.directories {
         writeln!(
             out,
-            "  directory {}: {}, {} free of {}{} ({})",
+            "  directory {}: {}{}, {} free of {}{} ({})",
             directory.path,
             directory.state,
+            if directory.reason.is_empty() { String::new() } else { format!(" ({})", directory.reason) },
             size(directory.available_bytes),
             size(directory.total_bytes),
             if directory.holds_log { ", holds the log" } else { "" },

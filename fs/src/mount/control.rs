@@ -19,6 +19,8 @@ const MAX_REQUEST: u64 = 4096;
 const MAX_ANSWER: u64 = 16 << 20;
 /// How long a caller may take to send or to take.
 const SLOW: Duration = Duration::from_secs(2);
+/// Between two attempts while callers cannot be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long an answer may take: the server's account is in it.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -58,8 +60,16 @@ impl Control {
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
-                let served = caller.and_then(|caller| serve(&caller, &status));
-                if let Err(error) = served {
+                let caller = match caller {
+                    Ok(caller) => caller,
+                    Err(error) => {
+                        tracing::debug!("control socket: {error}");
+                        // Out of descriptors, and whoever asks stays in line: not as fast as the processor can.
+                        std::thread::sleep(PAUSE);
+                        continue;
+                    }
+                };
+                if let Err(error) = serve(&caller, &status) {
                     tracing::debug!("control socket: {error}");
                 }
             }

@@ -14,12 +14,15 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const DEVICE: &str = "/dev/fuse";
+/// Its numbers.
+const NUMBERS: (u32, u32) = (10, 229);
 const HELPER: &str = "fusermount3";
 
 /// A mount that was made here. Dropping it removes it.
@@ -69,6 +72,15 @@ fn mount_directly(source: &str, point: &Path, options: &Options) -> Result<Owned
         };
         Failure::failed(format!("{DEVICE}: {error}: {cure}"))
     })?;
+    let is_fuse = device.metadata().is_ok_and(|meta| {
+        let numbers = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+        meta.file_type().is_char_device() && numbers == NUMBERS
+    });
+    if !is_fuse {
+        return Err(Failure::failed(format!(
+            "{DEVICE} is not the FUSE device (character device 10:229): give the container the right one"
+        )));
+    }
     let device = OwnedFd::from(device);
     let user = rustix::process::getuid().as_raw();
     let group = rustix::process::getgid().as_raw();

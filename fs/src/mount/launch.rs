@@ -1,12 +1,14 @@
 //! `railfs mount` without `-f`: starts the daemon and returns when the mount answers.
 //!
 //! Guarantees: the daemon's own error and exit code are this command's; the mount is known to answer when it returns
-//! (this process asks it, the daemon never asks itself); it returns in bounded time.
+//! (this process asks it, the daemon never asks itself); it returns in bounded time; a daemon whose command has gone before
+//! that ends, and leaves nothing.
 
 use super::options::Options;
-use super::place;
+use super::{place, runtime};
 use crate::failure::{Failure, io};
 use crate::ops::ROOT;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -42,11 +44,15 @@ pub fn launch(url: &str, point: &Path, lists: &[String], options: &Options, log:
     }
     command.arg("--").arg(url).arg(point).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
     let mut daemon = command.spawn().map_err(|error| io("the mount's daemon", &error))?;
-    let limit = options.connect_timeout + options.metadata_timeout + Duration::from_secs(15);
+    let limit = options.retry + options.connect_timeout + options.metadata_timeout + Duration::from_secs(15);
     match hear(&mut daemon, limit) {
         Ok(Some(Word::Ready)) => {}
         Ok(Some(Word::Failed(failure))) => {
             let _ = daemon.wait();
+            if options.log.is_none() {
+                // All is said; the file is another daemon's, or nobody's.
+                runtime::remove_unused_log(point);
+            }
             return Err(failure);
         }
         Ok(None) => {
@@ -96,11 +102,21 @@ fn end(daemon: &Child) {
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
 }
 
-/// In the daemon, before any thread: its own session, no directory that it keeps busy.
+/// In the daemon, before any thread: its own session, no directory that it keeps busy. Until it is ready it ends with the
+/// command that started it.
 ///
 /// # Errors
-/// What the kernel said.
+/// What the kernel said, or that the command has gone.
 pub fn become_daemon() -> Result<(), Failure> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+        .map_err(|error| io("the command's end", &error.into()))?;
+    // It may have gone before that was asked for.
+    let stdout = rustix::stdio::stdout();
+    let mut pipe = [PollFd::from_borrowed_fd(stdout, PollFlags::empty())];
+    let gone = rustix::event::poll(&mut pipe, Some(&Timespec::default()));
+    if gone.is_ok_and(|count| count > 0) && pipe[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
+        return Err(Failure::failed("the command that started this daemon has gone"));
+    }
     // Fails only for the leader of a process group, which is as well detached as it gets.
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/").map_err(|error| io("/", &error))
@@ -108,6 +124,10 @@ pub fn become_daemon() -> Result<(), Failure> {
 
 /// In the daemon: the mount answers.
 pub fn say_ready() {
+    // From here on the mount outlives the command.
+    if let Err(error) = rustix::process::set_parent_process_death_signal(None) {
+        tracing::warn!("this daemon may end with the command that started it: {error}");
+    }
     say(&Word::Ready);
     // The command's pipe must not stay open as long as the mount.
     if let Ok(null) = File::options().write(true).open("/dev/null") {

@@ -6,13 +6,13 @@
 use crate::failure::Failure;
 use crate::ops::{Io, MAX_READ, Mode};
 use railfs_engine::client::Config;
-use railfs_proto::limits::MAX_PAGE;
+use railfs_proto::limits::{MAX_PAGE, STOP_DEADLINE};
 use railfs_proto::units::{format_size, parse_duration, parse_size};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 20] = [
     "ro",
     "nosuid",
     "nodev",
@@ -30,6 +30,8 @@ const KEYS: [&str; 18] = [
     "metadata_timeout",
     "connect_timeout",
     "metadata_ttl",
+    "retry",
+    "stop_timeout",
     "log",
 ];
 
@@ -64,6 +66,10 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long the kernel may trust a file's attributes; 0: every `stat` is a check.
     pub metadata_ttl: Duration,
+    /// How long a server that cannot be reached is tried again at the start; 0: once.
+    pub retry: Duration,
+    /// The limit of a stop.
+    pub stop_timeout: Duration,
     /// Where the daemon's log goes; `None`: to a file beside its lock, or with `-f` to standard error.
     pub log: Option<PathBuf>,
 }
@@ -87,6 +93,8 @@ impl Default for Options {
             metadata_timeout: client.metadata_deadline,
             connect_timeout: client.connect_deadline,
             metadata_ttl: Duration::from_secs(1),
+            retry: Duration::ZERO,
+            stop_timeout: STOP_DEADLINE,
             log: None,
         }
     }
@@ -141,6 +149,8 @@ impl Options {
             "metadata_timeout" => self.metadata_timeout = time(key, value, Duration::from_millis(100))?,
             "connect_timeout" => self.connect_timeout = time(key, value, Duration::from_millis(100))?,
             "metadata_ttl" => self.metadata_ttl = time(key, value, Duration::ZERO)?,
+            "retry" => self.retry = time(key, value, Duration::ZERO)?,
+            "stop_timeout" => self.stop_timeout = time(key, value, Duration::from_millis(100))?,
             "log" if value.is_empty() => return wrong("needs a path".to_owned()),
             "log" => self.log = Some(PathBuf::from(value)),
             "rw" => return Err(Failure::usage("option rw: a railfs mount is read-only, leave it out or say ro")),
@@ -296,6 +306,7 @@ mod tests {
         let lists = [
             "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,arena=64MiB,threads=3,workers=4",
             "mode=snapshot,io=cached,readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
+            "retry=5min,stop_timeout=3s",
         ];
         let options = Options::parse(&lists).unwrap();
         let want = Options {
@@ -313,6 +324,8 @@ mod tests {
             metadata_timeout: Duration::from_millis(1500),
             connect_timeout: Duration::from_secs(1),
             metadata_ttl: Duration::ZERO,
+            retry: Duration::from_secs(300),
+            stop_timeout: Duration::from_secs(3),
             log: Some(PathBuf::from("/a,b")),
         };
         assert_eq!(options, want);
@@ -380,6 +393,8 @@ mod tests {
             ("metadata_timeout", least.metadata_timeout),
             ("connect_timeout", least.connect_timeout),
             ("metadata_ttl", least.metadata_ttl),
+            ("retry", least.retry),
+            ("stop_timeout", least.stop_timeout),
         ] {
             assert_eq!(row(key)[1], railfs_proto::units::format_duration(value));
         }

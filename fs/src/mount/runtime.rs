@@ -89,6 +89,15 @@ pub fn files(point: &Path) -> Result<Files, Failure> {
     Ok(Files { lock: file("lock"), socket: file("sock"), log: file("log") })
 }
 
+/// Removes the log of a place that its holder does not write to, or that has none.
+pub fn remove_unused_log(point: &Path) {
+    if let Ok(files) = files(point)
+        && holder(&files.lock).is_none_or(|holder| Path::new(&holder.log) != files.log)
+    {
+        let _ = std::fs::remove_file(&files.log);
+    }
+}
+
 /// Everybody who holds a place of this user now.
 ///
 /// # Errors
@@ -175,6 +184,7 @@ impl Drop for Lock {
         let _ = std::fs::remove_file(&self.files.socket);
         if !self.keep_log {
             let _ = std::fs::remove_file(&self.files.log);
+            let _ = std::fs::remove_file(super::log::previous(&self.files.log));
         }
         // While it is still locked: whoever opened it before and locks it after sees that it is gone.
         let _ = std::fs::remove_file(&self.files.lock);

@@ -21,6 +21,8 @@ pub struct Mounted {
     pub fstype: String,
     /// What; of ours the URL.
     pub source: String,
+    /// Of a FUSE mount: the user who mounted it.
+    pub owner: Option<u32>,
 }
 
 /// The bytes that a field of the table stands for.
@@ -42,13 +44,14 @@ fn line(line: &str) -> Option<Mounted> {
     let (id, _parent, device, _root) = (left.next()?, left.next()?, left.next()?, left.next()?);
     let point = unescape(left.next()?);
     let mut right = right.split(' ');
-    let (fstype, source) = (right.next()?, right.next()?);
+    let (fstype, source, options) = (right.next()?, right.next()?, right.next().unwrap_or(""));
     Some(Mounted {
         id: id.parse().ok()?,
         minor: device.split_once(':')?.1.parse().ok()?,
         point: PathBuf::from(std::ffi::OsString::from_vec(point)),
         fstype: fstype.to_owned(),
         source: String::from_utf8_lossy(&unescape(source)).into_owned(),
+        owner: options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok()),
     })
 }
 
@@ -66,14 +69,21 @@ pub fn read() -> std::io::Result<Vec<Mounted>> {
     Ok(parse(&String::from_utf8_lossy(&bytes)))
 }
 
-/// The mount that a walk to this path would meet, when it is one of ours.
+/// The mount that a walk to this path would meet there.
 ///
 /// # Errors
 /// `/proc` is not there.
+pub fn top_at(path: &Path) -> std::io::Result<Option<Mounted>> {
+    let here = |mounted: &Mounted| mounted.point.as_os_str().as_bytes() == path.as_os_str().as_bytes();
+    Ok(read()?.into_iter().rev().find(here))
+}
+
+/// The same, when it is one of railfs.
+///
+/// # Errors
+/// As [`top_at`].
 pub fn railfs_at(path: &Path) -> std::io::Result<Option<Mounted>> {
-    let top =
-        read()?.into_iter().rev().find(|mounted| mounted.point.as_os_str().as_bytes() == path.as_os_str().as_bytes());
-    Ok(top.filter(|mounted| mounted.fstype == FSTYPE))
+    Ok(top_at(path)?.filter(|mounted| mounted.fstype == FSTYPE))
 }
 
 #[cfg(test)]
@@ -89,6 +99,7 @@ mod tests {
         assert_eq!(mounts.len(), 2);
         assert_eq!((mounts[1].id, mounts[1].minor), (91, 47));
         assert_eq!(mounts[1].point, PathBuf::from("/mnt/a b"));
+        assert_eq!((mounts[0].owner, mounts[1].owner), (None, Some(0)));
         assert_eq!((mounts[1].fstype.as_str(), mounts[1].source.as_str()), (FSTYPE, "railfs://h/ns/"));
         assert_eq!(unescape("\\0\\04\\999\\134"), b"\\0\\04\\999\\");
     }

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: touches only railfs mounts, never walks into one, and returns in bounded time.
 
-use super::{kernel, place, runtime, table};
+use super::{busy, kernel, place, runtime, table};
 use crate::failure::{Failure, io};
 use kernel::UnmountError;
 use railfs_proto::limits::STOP_DEADLINE;
@@ -31,10 +31,15 @@ pub fn umount(path: &Path, lazy: bool) -> Result<(), Failure> {
     let process = holder.as_ref().and_then(|holder| process(holder.pid));
     if mounted.is_some() {
         kernel::unmount(&point, lazy).map_err(|error| match error {
-            UnmountError::Busy => Failure::failed(format!(
-                "{shown} is busy: a program has a file or its working directory there (`fuser -vm {shown}` names it); \
-                 end it, or say --lazy"
-            )),
+            UnmountError::Busy => {
+                let who = busy::describe(&busy::holders(&point)).unwrap_or_else(|| {
+                    format!(
+                        "a program of another user has a file or its working directory there \
+                         (`fuser -vm {shown}` as root names it)"
+                    )
+                });
+                Failure::failed(format!("{shown} is busy: {who}; end that first, or say --lazy"))
+            }
             UnmountError::Other(text) => Failure::failed(format!("{shown}: {text}")),
         })?;
     }

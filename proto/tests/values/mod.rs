@@ -186,6 +186,17 @@ pub fn directory_status() -> v1::DirectoryStatus {
         total_bytes: 1 << 40,
         available_bytes: 1 << 39,
         holds_log: true,
+        reason: String::new(),
+    }
+}
+
+pub fn missing_directory_status() -> v1::DirectoryStatus {
+    v1::DirectoryStatus {
+        state: "missing".into(),
+        total_bytes: 0,
+        available_bytes: 0,
+        reason: "it does not exist".into(),
+        ..directory_status()
     }
 }
 

@@ -7,6 +7,9 @@ pub enum Refusal {
     /// The disk under a log directory is full: no segment could be allocated.
     #[error("no space for the log: {0}; free some space in that file system")]
     NoSpace(String),
+    /// A log directory is missing or cannot be written.
+    #[error("{0}; mount its disk and restart railfsd")]
+    ReadOnly(String),
     /// An earlier commit had an unknown outcome.
     #[error("publishing is frozen until the server is restarted: {0}")]
     Frozen(String),

@@ -133,6 +133,14 @@ impl LogWriter {
             self.roll()?;
         }
         for place in &self.places {
+            if let Err(error) = place.file.check() {
+                // Nothing of this batch was written, so it is known not to have happened.
+                let why = format!("the log in {} is gone: {error}", place.directory.describe());
+                self.frozen = Some(why.clone());
+                return Err(AppendError::NotBegun(Refusal::ReadOnly(why)));
+            }
+        }
+        for place in &self.places {
             if let Err(error) = place.file.write_at(self.offset, &bytes) {
                 return Err(
                     self.freeze(format!("writing to the log in {} failed: {error}", place.directory.describe()))

@@ -28,6 +28,9 @@ const QUEUE: usize = 4096;
 const REQUESTS: u64 = 1 << 16;
 /// Records applied in one transaction when the index is rebuilt.
 const REPLAY: usize = 4096;
+/// In the number of every run that records nothing; those that record themselves count up from 1. Readable as a number
+/// in JSON.
+const READ_ONLY_RUN: u64 = 1 << 52;
 
 /// What a [`LogCatalog`] needs to know.
 #[derive(Clone)]
@@ -54,6 +57,8 @@ pub struct LogCatalogOptions {
     pub segment_size: u64,
     /// Request ids kept.
     pub requests: u64,
+    /// Why nothing may be appended: a log directory is missing or cannot be written.
+    pub read_only: Option<String>,
     /// The wall clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }
@@ -84,6 +89,7 @@ impl LogCatalogOptions {
             verbs: false,
             segment_size: super::log::SEGMENT_SIZE,
             requests: REQUESTS,
+            read_only: store.read_only(),
             clock: Arc::new(|| Time::from(SystemTime::now())),
         }
     }
@@ -124,6 +130,7 @@ pub struct LogCatalog {
     frozen: Arc<OnceLock<String>>,
     revision: Arc<AtomicU64>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    read_only: Option<String>,
 }
 
 impl std::fmt::Debug for LogCatalog {
@@ -187,6 +194,17 @@ fn apply(index: &Index, records: &[(Record, u64)], requests: u64, durable: bool)
     Ok(())
 }
 
+impl Kept {
+    fn previous(&self) -> Option<Previous> {
+        (self.incarnation > 0).then_some(Previous {
+            incarnation: self.incarnation,
+            stopped: self.stopped,
+            verbs: self.verbs,
+            lease_milliseconds: self.lease_milliseconds,
+        })
+    }
+}
+
 impl LogCatalog {
     /// Recovers the log, brings the index up to it, and records the start of this run. Reads and writes files, so call
     /// it where blocking is allowed.
@@ -210,7 +228,47 @@ impl LogCatalog {
         if let Some(why) = &discarded {
             tracing::warn!(index = %index.path().display(), %why, "the index was thrown away and rebuilt from the log");
         }
-        Self::start(options, index, found, discarded, replayed)
+        match options.read_only.clone() {
+            None => Self::start(options, index, found, discarded, replayed),
+            Some(why) => Self::start_read_only(&options, index, found, discarded, replayed, why),
+        }
+    }
+
+    /// Without a record of this run: one in some of the logs alone would differ from what the others are given when they
+    /// are back. So the run's number is not the next one but one that no run has had, nor will have.
+    fn start_read_only(
+        options: &LogCatalogOptions,
+        index: Index,
+        found: Survey,
+        index_discarded: Option<String>,
+        replayed: u64,
+        why: String,
+    ) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
+        let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
+        let before = Replay::new(&index, options.requests).map_err(broken)?.kept;
+        let last = found.next.saturating_sub(1);
+        // What is there is made as durable and as equal as can be; the rest is done when all logs are back.
+        let mended = match found.mend() {
+            Ok((_, mended)) => mended,
+            Err(error) => {
+                tracing::warn!(%error, "the log directories that are there could not be mended");
+                Vec::new()
+            }
+        };
+        let mut number = [0u8; 8];
+        getrandom::fill(&mut number).map_err(|error| StartError::Write(format!("no random number: {error}")))?;
+        let incarnation = READ_ONLY_RUN | (u64::from_le_bytes(number) & (READ_ONLY_RUN - 1));
+        let previous = before.previous();
+        let (commands, _) = bounded(1);
+        let catalog = LogCatalog {
+            index: Arc::new(index),
+            commands,
+            frozen: Arc::default(),
+            revision: Arc::new(AtomicU64::new(last)),
+            thread: Mutex::default(),
+            read_only: Some(why),
+        };
+        Ok((Arc::new(catalog), Recovered { incarnation, previous, index_discarded, replayed, mended }))
     }
 
     fn start(
@@ -237,12 +295,7 @@ impl LogCatalog {
         let sequence = record.sequence;
         apply(&index, &[(record, check)], options.requests, true).map_err(broken)?;
         options.keeper.keep(sequence).map_err(StartError::Write)?;
-        let previous = (before.incarnation > 0).then_some(Previous {
-            incarnation: before.incarnation,
-            stopped: before.stopped,
-            verbs: before.verbs,
-            lease_milliseconds: before.lease_milliseconds,
-        });
+        let previous = before.previous();
         let recovered = Recovered { incarnation, previous, index_discarded, replayed, mended };
         let index = Arc::new(index);
         let frozen: Arc<OnceLock<String>> = Arc::default();
@@ -270,17 +323,23 @@ impl LogCatalog {
         });
         let thread = thread.map_err(|error| StartError::Write(error.to_string()))?;
         let thread = Mutex::new(Some(thread));
-        Ok((Arc::new(LogCatalog { index, commands, frozen, revision, thread }), recovered))
+        Ok((Arc::new(LogCatalog { index, commands, frozen, revision, thread, read_only: None }), recovered))
     }
 
     /// Records a clean stop and brings markers and index up to date. Commits that come later are refused.
     pub async fn stop(&self) -> Result<(), CatalogError> {
+        if self.read_only.is_some() {
+            return Ok(()); // There is nothing to record, and nowhere to.
+        }
         let stopped = self.submit(Command::Stop).await;
         self.join();
         stopped
     }
 
     async fn submit<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, CatalogError> {
+        if let Some(why) = &self.read_only {
+            return Err(Refusal::ReadOnly(why.clone()).into());
+        }
         if let Some(why) = self.frozen.get() {
             return Err(Refusal::Frozen(why.clone()).into());
         }
@@ -324,7 +383,8 @@ fn start_record(options: &LogCatalogOptions, incarnation: u64, writer: &LogWrite
 
 impl Drop for LogCatalog {
     fn drop(&mut self) {
-        // Without a clean stop this is as good as a crash; the thread must not outlive the locks on the directories.
+        // Without a clean stop this is as good as a crash; the thread must not outlive the locks on the directories. A
+        // catalog that is read-only has none.
         let _ = self.commands.send(Command::Abandon);
         self.join();
     }

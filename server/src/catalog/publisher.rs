@@ -125,6 +125,7 @@ pub struct Publisher {
     options: PublisherOptions,
     runtime: Handle,
     frozen: Arc<OnceLock<String>>,
+    read_only: Arc<OnceLock<String>>,
 }
 
 impl Publisher {
@@ -136,7 +137,8 @@ impl Publisher {
         options: PublisherOptions,
     ) -> Arc<Publisher> {
         let versions = Arc::new(Versions::new(Arc::clone(&catalog)));
-        Arc::new(Publisher { slots, catalog, versions, options, runtime, frozen: Arc::default() })
+        let (frozen, read_only) = Default::default();
+        Arc::new(Publisher { slots, catalog, versions, options, runtime, frozen, read_only })
     }
 
     /// For lists, counts and reclaim.
@@ -151,7 +153,21 @@ impl Publisher {
 
     /// Why nothing is published any more until a restart; `None` while all is well.
     pub fn frozen(&self) -> Option<String> {
-        self.frozen.get().cloned().or_else(|| self.catalog.frozen())
+        let read_only = || self.read_only().map(|why| format!("read-only: {why}"));
+        self.frozen.get().cloned().or_else(|| self.catalog.frozen()).or_else(read_only)
+    }
+
+    /// Why the store is read-only (a log directory is missing or cannot be written); `None`: it is not.
+    pub fn read_only(&self) -> Option<String> {
+        self.read_only.get().map(|why| Refusal::ReadOnly(why.clone()).to_string())
+    }
+
+    /// From here on, until a restart, nothing new is published; what is being published goes on to its end. `why` names
+    /// the log directory.
+    pub fn make_read_only(&self, why: &str) {
+        if self.read_only.set(why.to_owned()).is_ok() {
+            tracing::error!(why, "the store is read-only: puts and deletes are refused until railfsd is restarted");
+        }
     }
 
     /// A version for a put that begins.
@@ -269,11 +285,17 @@ impl Publisher {
         commit: impl Future<Output = Result<T, CatalogError>> + Send + 'static,
     ) -> Result<T, PublishError> {
         let (slots, catalog, frozen) = (Arc::clone(&self.slots), Arc::clone(&self.catalog), Arc::clone(&self.frozen));
+        let read_only = Arc::clone(&self.read_only);
         let place = slots.place(name);
         let not_before = self.options.not_before;
-        let refuse_frozen = move |frozen: &OnceLock<String>| match frozen.get().cloned().or_else(|| catalog.frozen()) {
-            Some(why) => Err(PublishError::Catalog(Refusal::Frozen(why).into())),
-            None => Ok(()),
+        let refuse_frozen = move |frozen: &OnceLock<String>| {
+            if let Some(why) = read_only.get() {
+                return Err(PublishError::Catalog(Refusal::ReadOnly(why.clone()).into()));
+            }
+            match frozen.get().cloned().or_else(|| catalog.frozen()) {
+                Some(why) => Err(PublishError::Catalog(Refusal::Frozen(why).into())),
+                None => Ok(()),
+            }
         };
         let task = self.runtime.spawn(async move {
             if let Some(moment) = not_before {

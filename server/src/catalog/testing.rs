@@ -81,6 +81,7 @@ pub(crate) fn options(disks: &SimDisks, state: &Path, markers: &Arc<Markers>) ->
         verbs: false,
         segment_size: SEGMENT,
         requests: 1000,
+        read_only: None,
         clock: clock(),
     }
 }

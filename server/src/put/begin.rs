@@ -4,8 +4,10 @@ use super::files::{Components, WriteError};
 use super::placement::{PlacementError, Room, place};
 use super::{Active, Fate, MAX_PUTS, Puts, Stage};
 use crate::catalog::{CatalogError, Refusal as CatalogRefusal};
+use crate::health::Condition;
 use crate::node::{Node, count, lock};
 use crate::put::recover;
+use crate::store::StripeDirectory;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Replica};
 use railfs_proto::name::ObjectName;
 use railfs_proto::reply::Refusal;
@@ -37,6 +39,7 @@ pub struct BeginPut {
 pub fn catalog_refusal(error: &CatalogError) -> Refusal {
     let code = match error {
         CatalogError::Refused(CatalogRefusal::NoSpace(_)) => Code::NoSpace,
+        CatalogError::Refused(CatalogRefusal::ReadOnly(_)) => Code::ReadOnly,
         CatalogError::Refused(CatalogRefusal::TooLong(_) | CatalogRefusal::RequestReused(_)) => Code::Invalid,
         CatalogError::Refused(_) | CatalogError::Unknown(_) => Code::Unavailable,
     };
@@ -45,8 +48,9 @@ pub fn catalog_refusal(error: &CatalogError) -> Refusal {
 
 /// Room in the directories that take new components.
 fn rooms(node: &Node) -> Vec<Room> {
-    let healthy = node.store.directories().iter().filter(|directory| node.suspicion(directory.id()).is_none());
-    let room = |directory: &crate::store::StripeDirectory| match rustix::fs::statvfs(directory.path()) {
+    let healthy = |directory: &&StripeDirectory| node.condition(directory.id()) == Condition::Ok;
+    let healthy = node.store.directories().iter().filter(healthy);
+    let room = |directory: &StripeDirectory| match directory.space() {
         Ok(stat) => Some(Room { directory: directory.id(), available: stat.f_bavail.saturating_mul(stat.f_frsize) }),
         Err(error) => {
             node.suspect(directory.id(), &format!("statvfs: {error}"));
@@ -74,6 +78,9 @@ impl Puts {
         let node = Arc::clone(&self.node);
         if self.stopping.load(Ordering::SeqCst) {
             return Err(Refusal::new(Code::Unavailable, "the server is stopping"));
+        }
+        if let Some(why) = node.publisher.read_only() {
+            return Err(Refusal::new(Code::ReadOnly, why));
         }
         if let Some(why) = node.publisher.frozen() {
             return Err(Refusal::new(
@@ -106,19 +113,31 @@ impl Puts {
         let attributes = request.attributes;
         let size = request.size;
         let node_name = node.name.clone();
+        let puts = Arc::clone(self);
         let make = move || -> Result<(Descriptor, Components), WriteOrPlace> {
-            let (striping, places) = place(&rooms(&node), size, page, stripe, width)?;
-            let replica = |directory| vec![Replica { node: node_name.clone(), directory }];
-            let components = places.into_iter().map(replica).collect();
-            let descriptor = Descriptor { version, attributes, striping, components };
-            let made = match Components::create(&node.store, &name, &descriptor) {
-                // What was lost and found goes before a put is refused.
-                Err(WriteError::NoSpace { directory, .. }) if empty_lost(&node, directory) => {
-                    Components::create(&node.store, &name, &descriptor)?
+            // A directory that fails here is out of the running: the others are tried, each time one fewer.
+            loop {
+                let (striping, places) = place(&rooms(&node), size, page, stripe, width)?;
+                let replica = |directory| vec![Replica { node: node_name.clone(), directory }];
+                let components = places.into_iter().map(replica).collect();
+                let descriptor = Descriptor { version, attributes, striping, components };
+                let made = match Components::create(&node.store, &name, &descriptor) {
+                    // What was lost and found goes before a put is refused.
+                    Err(WriteError::NoSpace { directory, .. }) if empty_lost(&node, directory) => {
+                        Components::create(&node.store, &name, &descriptor)
+                    }
+                    other => other,
+                };
+                match made {
+                    Ok(made) => return Ok((descriptor, made)),
+                    Err(error) => {
+                        let _ = puts.blame(&error);
+                        if error.suspect().is_none() {
+                            return Err(error.into());
+                        }
+                    }
                 }
-                other => other?,
-            };
-            Ok((descriptor, made))
+            }
         };
         let made = tokio::task::spawn_blocking(make).await;
         let made = made.map_err(|error| Refusal::new(Code::Unavailable, format!("the put was not begun: {error}")))?;

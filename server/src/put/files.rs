@@ -186,6 +186,10 @@ impl Components {
             let folder = directory.components();
             let path = folder.join(FileName { version: descriptor.version, component }.to_string());
             let broken = |doing, source| failed(directory.id(), &path, component, geometry.file_size(), doing, source);
+            // Nothing is written where its disk should be and is not.
+            directory
+                .check_place()
+                .map_err(|why| broken("find the place of", io::Error::new(io::ErrorKind::NotFound, why)))?;
             let file = File::options()
                 .read(true)
                 .write(true)

@@ -19,7 +19,9 @@ pub struct Room {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// See the message.
-    #[error("no stripe directory takes new components: all are suspect; restart railfsd when their disks are well")]
+    #[error(
+        "no stripe directory takes new components: all are suspect, read-only or missing (`railfs status` says why); restart railfsd when their disks are well"
+    )]
     NoDirectory,
     /// The layout that was asked for is not one.
     #[error(transparent)]

@@ -1,7 +1,8 @@
 //! What a dead put left behind, and lost/.
 //!
 //! Guarantees: before a server serves, every component that no record names is removed (no valid header) or moved to
-//! lost/ (valid header, right size); what a record names is never touched; files that are not components are left alone;
+//! lost/ (valid header, right size); what a record names is never touched; files that are not components are left alone,
+//! and so is a directory that cannot be written;
 //! lost/ keeps its files seven days, within bounds.
 
 use crate::catalog::{Catalog, CatalogError, Standing};
@@ -94,7 +95,12 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
     for directory in store.directories() {
         let folder = directory.components();
         let mut changed = false;
-        for entry in std::fs::read_dir(&folder).map_err(failed("list", &folder))? {
+        let entries = match std::fs::read_dir(&folder) {
+            // It could not be made, and it cannot hold anything either.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && directory.read_only().is_some() => continue,
+            other => other.map_err(failed("list", &folder))?,
+        };
+        for entry in entries {
             let entry = entry.map_err(failed("list", &folder))?;
             let Ok(name) = FileName::parse(entry.file_name().as_bytes()) else {
                 tracing::warn!(path = %entry.path().display(), "not a component file: left alone");
@@ -120,6 +126,9 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
                 found.kept += 1;
                 continue;
             }
+            if directory.read_only().is_some() {
+                continue; // It is tidied up when it can be written again.
+            }
             changed = true;
             let path = entry.path();
             if is_whole(&path, name) {
@@ -135,7 +144,9 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
         if changed {
             sync_directory(&folder).map_err(failed("sync", &folder))?;
         }
-        tidy_lost(directory);
+        if directory.read_only().is_none() {
+            tidy_lost(directory);
+        }
     }
     Ok(found)
 }

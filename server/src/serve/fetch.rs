@@ -7,6 +7,7 @@
 use super::files::{Component, Key, ReadError};
 use super::lookup::proof_of;
 use super::{Answer, Due, Server};
+use crate::health::Condition;
 use crate::node::{add, count};
 use railfs_engine::rail::{Bulk, Sent};
 use railfs_proto::descriptor::{Id, Proof};
@@ -167,19 +168,32 @@ impl Server {
         {
             return gone(key);
         }
+        if let ReadError::Io(error) = error
+            && error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+        {
+            self.node.suspect(key.directory, &format!("reading component {} failed: {error}", key.component));
+        }
         self.damage(key, &error.to_string())
     }
 
     fn damage(&self, key: Key, why: &str) -> Refusal {
-        let path = self.node.store.directory(key.directory).map(|directory| directory.path().display().to_string());
-        let message = format!(
-            "component {} of version {} in stripe directory {} ({}) is damaged: {why}",
-            key.component,
-            key.version,
-            path.unwrap_or_default(),
-            key.directory
-        );
-        tracing::error!("{message}");
+        let Key { version, component, directory } = key;
+        let state = self.node.health.of(directory);
+        let path = state.as_ref().map(|state| state.path.clone()).unwrap_or_default();
+        let message = match state.filter(|state| state.condition == Condition::Missing) {
+            // That was said when it was noticed.
+            Some(state) => format!(
+                "component {component} of version {version} lies in stripe directory {path} ({directory}), which is missing: {}",
+                state.why
+            ),
+            None => {
+                let message = format!(
+                    "component {component} of version {version} in stripe directory {path} ({directory}) is damaged: {why}"
+                );
+                tracing::error!("{message}");
+                message
+            }
+        };
         Refusal::new(Code::Damaged, message)
     }
 

@@ -6,6 +6,7 @@
 use super::files::Files;
 use super::pin::Keeper;
 use crate::catalog::{Standing, Time};
+use crate::health::Condition;
 use crate::node::{Node, add};
 use crate::store::sync_directory;
 use railfs_proto::component::FileName;
@@ -75,6 +76,9 @@ async fn step(
     pins: &Arc<Keeper>,
     retention: Duration,
 ) -> Result<Option<Duration>, String> {
+    if node.publisher.frozen().is_some() {
+        return Ok(None); // That they are gone could not be recorded.
+    }
     // Clients of an earlier run pin again first.
     if let Some(wait) = pins.wait(node.clock.now()) {
         return Ok(Some(wait));
@@ -118,7 +122,12 @@ fn unlink(node: &Node, standings: &[Standing]) -> Vec<u64> {
         let mut all = true;
         for (component, replicas) in (0u32..).zip(&standing.descriptor.components) {
             for replica in replicas.iter().filter(|replica| replica.node == node.name) {
-                let Some(directory) = node.store.directory(replica.directory) else { continue };
+                // What lies on a disk that is not there goes when it is back.
+                let here = node.store.directory(replica.directory);
+                let Some(directory) = here.filter(|here| node.condition(here.id()) < Condition::ReadOnly) else {
+                    all = false;
+                    continue;
+                };
                 let path = directory.components().join(FileName { version, component }.to_string());
                 match std::fs::remove_file(&path) {
                     Ok(()) => {

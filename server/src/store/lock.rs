@@ -5,7 +5,7 @@ use super::{StoreError, failed};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub(super) const HOLDER: &str = ".railfs.lock";
 /// Held as long as this lives.
 #[derive(Debug)]
 pub(super) struct DirectoryLock {
-    _directory: OwnedFd,
+    directory: OwnedFd,
     /// Device and inode: the same for two names of one directory.
     pub(super) identity: (u64, u64),
 }
@@ -37,12 +37,17 @@ impl DirectoryLock {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed("open", path)(e.into()))?;
         match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(DirectoryLock { _directory: directory, identity }),
+            Ok(()) => Ok(DirectoryLock { directory, identity }),
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 Err(StoreError::Locked { path: path.to_owned(), holder: read_holder(path) })
             }
             Err(errno) => Err(failed("lock", path)(errno.into())),
         }
+    }
+
+    /// The directory itself, whatever its path leads to by now.
+    pub(super) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
     }
 
     /// Names this process as the holder. Only in directories that carry a marker.

@@ -35,6 +35,10 @@ pub trait LogDirectory: Send + Sync + std::fmt::Debug {
 pub trait LogFile: Send + std::fmt::Debug {
     /// Writes all of it, inside the file's size.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Whether what is written can still be found again. An error refuses what was to be written, before any of it is.
+    fn check(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Makes everything written durable. After an error nothing is known of it, and asking again proves nothing.
     fn sync(&self) -> io::Result<()>;
 }
@@ -118,6 +122,14 @@ struct DiskLogFile {
 }
 
 impl LogFile for DiskLogFile {
+    fn check(&self) -> io::Result<()> {
+        // A file without a name can be written and synced, and is gone with this process.
+        if rustix::fs::fstat(&self.file)?.st_nlink == 0 {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the segment was deleted"));
+        }
+        Ok(())
+    }
+
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)
     }

@@ -1,9 +1,16 @@
-//! Opening the stripe directories of a store: all of them, each once, locked before anything in them is read.
+//! Opening the stripe directories of a store: each once, locked before anything in them is read.
+//!
+//! Guarantees: a directory that is not there, or carries no usable marker, counts as missing as long as others of its store
+//! are there: nothing is made in its place, and the store says which it is; one that cannot be written is opened to be read.
+//! A directory that is in use, of another store, or that nobody listed, is refused by name, and so is a store of which no
+//! log directory is there.
 
 use super::lock::{DirectoryLock, identity};
 use super::marker::Marker;
 use super::{DiskLogDirectory, LogDirectory, StoreError, failed, sync_directory};
 use railfs_proto::descriptor::Id;
+use rustix::fs::{StatVfs, StatVfsMountFlags};
+use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +22,8 @@ pub struct StripeDirectory {
     id: Id,
     path: PathBuf,
     holds_log: bool,
-    _lock: DirectoryLock,
+    read_only: Option<String>,
+    lock: DirectoryLock,
 }
 
 impl StripeDirectory {
@@ -31,6 +39,33 @@ impl StripeDirectory {
     pub fn holds_log(&self) -> bool {
         self.holds_log
     }
+    /// Why nothing could be written here when it was opened; `None`: it could.
+    pub fn read_only(&self) -> Option<&str> {
+        self.read_only.as_deref()
+    }
+    /// Whether its path still leads to what was opened. A disk that went away leaves an empty directory, or another
+    /// one, in its place, where nothing must be written. Asks the file system that holds the place.
+    ///
+    /// # Errors
+    /// What is there now.
+    pub fn check_place(&self) -> Result<(), String> {
+        match identity(&self.path) {
+            Ok(now) if now == self.lock.identity => Ok(()),
+            Ok(_) => Err("another directory is in its place: its disk is not mounted".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+    /// Size and room of its file system, whatever is at its path by now.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn space(&self) -> io::Result<StatVfs> {
+        Ok(rustix::fs::fstatvfs(self.lock.directory())?)
+    }
+    /// Whether its file system takes no writes now.
+    pub fn is_read_only(&self) -> bool {
+        self.space().is_ok_and(|space| space.f_flag.contains(StatVfsMountFlags::RDONLY))
+    }
     /// Component files.
     pub fn components(&self) -> PathBuf {
         self.path.join("components")
@@ -45,12 +80,28 @@ impl StripeDirectory {
     }
 }
 
+/// A directory of the store that was not there when it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingDirectory {
+    /// Which.
+    pub id: Id,
+    /// Its path; with several missing, all that it may be.
+    pub place: String,
+    /// Why it counts as missing.
+    pub why: String,
+    /// Whether the log is kept there.
+    pub holds_log: bool,
+}
+
 /// The stripe directories of a store on this node, locked until this is dropped.
 #[derive(Debug)]
 pub struct Store {
     id: Id,
     epoch: u64,
     directories: Vec<StripeDirectory>,
+    missing: Vec<MissingDirectory>,
+    /// All of the store, in the order in which they joined.
+    all: Vec<Id>,
     log_directories: Vec<Id>,
     highest_sequence: Mutex<u64>,
 }
@@ -70,6 +121,12 @@ impl Members {
     pub(super) fn none(store: Id) -> Members {
         Members { store, epoch: 1, highest_sequence: 0, directories: Vec::new(), log_directories: Vec::new() }
     }
+
+    /// Those that are not among these.
+    fn missing(&self, marked: &[(PathBuf, Marker)]) -> Vec<Id> {
+        let here: BTreeSet<Id> = marked.iter().map(|(_, marker)| marker.directory).collect();
+        self.directories.iter().filter(|id| !here.contains(id)).copied().collect()
+    }
 }
 
 /// Two names of one directory are refused.
@@ -84,6 +141,25 @@ pub(super) fn check_distinct(paths: &[PathBuf], identities: &[(u64, u64)]) -> Re
 
 /// Puts the markers together; refuses two stores, a copy of a directory, and a directory that is listed but not here.
 pub(super) fn members(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreError> {
+    let members = gather(marked)?;
+    match members.missing(marked).first() {
+        None => Ok(members),
+        Some(missing) => Err(not_listed(&members, *missing, marked)),
+    }
+}
+
+fn not_listed(members: &Members, missing: Id, marked: &[(PathBuf, Marker)]) -> StoreError {
+    let given = marked.iter().map(|(path, marker)| format!("{} ({})", path.display(), marker.directory));
+    StoreError::Missing {
+        store: members.store,
+        missing,
+        expected: members.directories.len(),
+        given: given.collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// Puts the markers together; refuses two stores and a copy of a directory.
+fn gather(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreError> {
     let Some((first_path, first)) = marked.first() else { return Err(StoreError::Empty) };
     // The newest marker knows most: markers are replaced one after another.
     let mut newest = first;
@@ -110,16 +186,6 @@ pub(super) fn members(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreErro
             directories.push(*id);
         }
     }
-    let here: BTreeSet<Id> = marked.iter().map(|(_, marker)| marker.directory).collect();
-    if let Some(missing) = directories.iter().find(|id| !here.contains(id)) {
-        let given = marked.iter().map(|(path, marker)| format!("{} ({})", path.display(), marker.directory));
-        return Err(StoreError::Missing {
-            store: first.store,
-            missing: *missing,
-            expected: directories.len(),
-            given: given.collect::<Vec<_>>().join(", "),
-        });
-    }
     let highest = marked.iter().map(|(_, marker)| marker.highest_sequence).max().unwrap_or(0);
     Ok(Members {
         store: first.store,
@@ -130,57 +196,149 @@ pub(super) fn members(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreErro
     })
 }
 
-/// Opens the directories of a store. Each must carry a marker, all of one store, and none of that store may be missing.
-/// Makes the folders inside them that are not there yet.
+/// Opens the directories of a store. Makes the folders inside them that are not there yet. Each of the store must be
+/// listed; those that are not there, or carry no usable marker, are missing (see [`Store::missing`]) while others are there.
+///
+/// # Errors
+/// See the module's head.
 pub fn open(paths: &[PathBuf]) -> Result<Store, StoreError> {
     if paths.is_empty() {
         return Err(StoreError::Empty);
     }
-    let identities = paths.iter().map(|path| identity(path)).collect::<Result<Vec<_>, _>>()?;
-    check_distinct(paths, &identities)?;
-    let locks = paths.iter().map(|path| DirectoryLock::take(path)).collect::<Result<Vec<_>, _>>()?;
-    if let Some((lock, path)) = locks
-        .iter()
-        .zip(paths)
-        .zip(&identities)
-        .find_map(|((lock, path), identity)| (lock.identity != *identity).then_some((lock, path)))
-    {
-        let why = format!("it was replaced while it was being opened (device and inode are now {:?})", lock.identity);
-        return Err(StoreError::BadMarker { path: path.clone(), why });
-    }
-    let mut marked = Vec::new();
+    let mut absent: Vec<(PathBuf, StoreError)> = Vec::new();
+    let mut there = Vec::new();
     for path in paths {
-        let marker = Marker::read(path)?.ok_or_else(|| StoreError::NoMarker(path.clone()))?;
-        marked.push((path.clone(), marker));
+        match identity(path) {
+            Ok(identity) => there.push((path.clone(), identity)),
+            Err(error) => absent.push((path.clone(), error)),
+        }
     }
-    let members = members(&marked)?;
+    let (places, identities): (Vec<PathBuf>, Vec<_>) = there.into_iter().unzip();
+    check_distinct(&places, &identities)?;
+    let mut locked = Vec::new();
+    for (path, identity) in places.into_iter().zip(identities) {
+        match DirectoryLock::take(&path) {
+            Ok(lock) if lock.identity == identity => locked.push((path, lock)),
+            Ok(lock) => {
+                let why =
+                    format!("it was replaced while it was being opened (device and inode are now {:?})", lock.identity);
+                return Err(StoreError::BadMarker { path, why });
+            }
+            Err(error) if error.is_absence() => absent.push((path, error)),
+            Err(error) => return Err(error),
+        }
+    }
+    let (mut marked, mut locks) = (Vec::new(), Vec::new());
+    for (path, lock) in locked {
+        match Marker::read(&path) {
+            Ok(Some(marker)) => {
+                marked.push((path, marker));
+                locks.push(lock);
+            }
+            // Also a place whose disk is not mounted: nothing is made there.
+            Ok(None) => absent.push((path.clone(), StoreError::NoMarker(path))),
+            Err(error) if error.is_absence() => absent.push((path, error)),
+            Err(error) => return Err(error),
+        }
+    }
+    absent.sort_by_key(|(path, _)| paths.iter().position(|listed| listed == path));
+    if marked.is_empty() {
+        return Err(absent.into_iter().next().map_or(StoreError::Empty, |(_, error)| error));
+    }
+    let members = gather(&marked)?;
+    let missing = missing_directories(&members, &marked, absent)?;
     let mut directories = Vec::new();
     for ((path, marker), lock) in marked.into_iter().zip(locks) {
-        lock.name_holder(&path)?;
         let holds_log = members.log_directories.contains(&marker.directory);
-        let directory = StripeDirectory { id: marker.directory, path, holds_log, _lock: lock };
-        let mut folders = vec![directory.components(), directory.lost()];
-        if holds_log {
-            folders.push(directory.log());
+        let mut directory = StripeDirectory { id: marker.directory, path, holds_log, read_only: None, lock };
+        match prepare(&directory) {
+            Ok(()) => {}
+            Err(error) if error.refuses_writes() => directory.read_only = Some(error.to_string()),
+            Err(error) => return Err(error),
         }
-        for folder in folders {
-            match std::fs::create_dir(&folder) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(failed("create", &folder)(error));
-                }
-                _ => {}
-            }
-        }
-        sync_directory(&directory.path).map_err(failed("sync", &directory.path))?;
         directories.push(directory);
     }
     Ok(Store {
         id: members.store,
         epoch: members.epoch,
         directories,
+        missing,
+        all: members.directories,
         log_directories: members.log_directories,
         highest_sequence: Mutex::new(members.highest_sequence),
     })
+}
+
+/// Which of the store's directories are missing, and where they may be. Refuses places that are none of the store's,
+/// directories that no place is listed for, and a store without a log.
+fn missing_directories(
+    members: &Members,
+    marked: &[(PathBuf, Marker)],
+    absent: Vec<(PathBuf, StoreError)>,
+) -> Result<Vec<MissingDirectory>, StoreError> {
+    let missing = members.missing(marked);
+    if let Some(id) = missing.get(absent.len()) {
+        return Err(not_listed(members, *id, marked));
+    }
+    let place = absent.iter().map(|(path, _)| path.display().to_string()).collect::<Vec<_>>().join(" or ");
+    let why = absent.iter().map(|(_, error)| error.to_string()).collect::<Vec<_>>().join("; ");
+    if absent.len() > missing.len() {
+        // At least one of these places belongs to no directory of the store.
+        return Err(absent.into_iter().next().map_or(StoreError::Empty, |(_, error)| error));
+    }
+    let is_missing = |id: &Id| missing.contains(id);
+    if !members.log_directories.is_empty() && members.log_directories.iter().all(is_missing) {
+        let logs = members.log_directories.iter().map(Id::to_string).collect::<Vec<_>>().join(", ");
+        return Err(StoreError::NoLog { store: members.store, logs, why });
+    }
+    let describe = |id: Id| MissingDirectory {
+        id,
+        place: place.clone(),
+        why: why.clone(),
+        holds_log: members.log_directories.contains(&id),
+    };
+    Ok(missing.into_iter().map(describe).collect())
+}
+
+/// Names this process in the directory and makes the folders that are not there yet.
+fn prepare(directory: &StripeDirectory) -> Result<(), StoreError> {
+    match directory.lock.name_holder(&directory.path) {
+        // It is for messages alone.
+        Err(error) if !error.refuses_writes() => tracing::warn!(%error, "the holder of a directory is not noted there"),
+        other => other?,
+    }
+    let mut folders = vec![directory.components(), directory.lost()];
+    if directory.holds_log {
+        folders.push(directory.log());
+    }
+    for folder in folders {
+        match std::fs::create_dir(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed("create", &folder)(error)),
+            _ => {}
+        }
+    }
+    sync_directory(&directory.path).map_err(failed("sync", &directory.path))
+}
+
+impl StoreError {
+    /// Whether it says that a directory is not usable where it should be, rather than that something is wrong with what
+    /// is there.
+    fn is_absence(&self) -> bool {
+        matches!(
+            self,
+            StoreError::NotThere(_)
+                | StoreError::NotADirectory(_)
+                | StoreError::NoMarker(_)
+                | StoreError::BadMarker { .. }
+                | StoreError::Io { .. }
+        )
+    }
+
+    /// Whether the file system takes no writes, or not from this process.
+    fn refuses_writes(&self) -> bool {
+        let StoreError::Io { source, .. } = self else { return false };
+        matches!(Errno::from_io_error(source), Some(Errno::ROFS | Errno::ACCESS | Errno::PERM | Errno::IO))
+    }
 }
 
 impl Store {
@@ -199,6 +357,23 @@ impl Store {
         &self.directories
     }
 
+    /// Those of the store that were not there when it was opened.
+    pub fn missing(&self) -> &[MissingDirectory] {
+        &self.missing
+    }
+
+    /// Why nothing can be committed: a log directory is missing or cannot be written. `None`: the log is whole.
+    pub fn read_only(&self) -> Option<String> {
+        let missing = self.missing.iter().filter(|missing| missing.holds_log);
+        let missing = missing.map(|dir| format!("log directory {} ({}) is missing: {}", dir.place, dir.id, dir.why));
+        let unwritable = self.directories.iter().filter(|directory| directory.holds_log).filter_map(|directory| {
+            let why = directory.read_only()?;
+            Some(format!("log directory {} ({}) cannot be written: {why}", directory.path.display(), directory.id))
+        });
+        let reasons: Vec<String> = missing.chain(unwritable).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
     /// The directory with this id.
     pub fn directory(&self, id: Id) -> Option<&StripeDirectory> {
         self.directories.iter().find(|directory| directory.id == id)
@@ -209,34 +384,40 @@ impl Store {
         *self.highest_sequence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The folders of the log, in the order of the markers.
+    /// The folders of the log that are there, in the order of the markers.
     pub fn log_directories(&self) -> Vec<Arc<dyn LogDirectory>> {
         let paths = self.log_directories.iter().filter_map(|id| self.directory(*id)).map(StripeDirectory::log);
         paths.map(|path| Arc::new(DiskLogDirectory::new(path)) as Arc<dyn LogDirectory>).collect()
     }
 
-    /// Writes every marker anew, with the highest sequence number that is durable now.
+    /// Writes every marker anew, with the highest sequence number that is durable now. A directory that is not in its
+    /// place, or takes no writes, is left out; of the others every one is tried.
+    ///
+    /// # Errors
+    /// The first that could not be written.
     pub fn update_markers(&self, highest_sequence: u64) -> Result<(), StoreError> {
         // One at a time: two writers would fight over the temporary file.
         let mut highest = self.highest_sequence.lock().unwrap_or_else(PoisonError::into_inner);
         *highest = highest_sequence.max(*highest);
-        let all: Vec<Id> = self.directories.iter().map(|directory| directory.id).collect();
+        let mut result = Ok(());
         for directory in &self.directories {
-            let current = Marker::read(&directory.path)?;
-            // Keeps the order in which the directories joined, which the configuration need not have.
-            let listed = current.map(|marker| marker.directories).unwrap_or_default();
-            let more = all.iter().filter(|id| !listed.contains(id));
-            let directories = listed.iter().chain(more).copied().collect();
+            if directory.read_only.is_some() || directory.is_read_only() {
+                continue;
+            }
+            if let Err(why) = directory.check_place() {
+                tracing::warn!(path = %directory.path.display(), directory = %directory.id, %why, "a marker is not brought up to date");
+                continue;
+            }
             let marker = Marker {
                 store: self.id,
                 directory: directory.id,
                 epoch: self.epoch,
                 highest_sequence: *highest,
                 log_directories: self.log_directories.clone(),
-                directories,
+                directories: self.all.clone(),
             };
-            marker.write(&directory.path)?;
+            result = result.and(marker.write(&directory.path));
         }
-        Ok(())
+        result
     }
 }

@@ -107,8 +107,100 @@ fn open_refuses_by_name() {
     let mut bytes = fs::read(paths[1].join(MARKER)).unwrap();
     bytes[30] ^= 1;
     fs::write(paths[1].join(MARKER), &bytes).unwrap();
-    let refused = refusal(open(&paths[..3]));
-    assert!(refused.contains("counts as missing") && refused.contains("d1"), "{refused}");
+    let store = open(&paths[..3]).unwrap();
+    let [missing] = store.missing() else { panic!("{:?}", store.missing()) };
+    assert_eq!((missing.id, missing.holds_log), (made.added[1].1, true));
+    assert!(missing.why.contains("counts as missing") && missing.why.contains("d1"), "{}", missing.why);
+}
+
+#[test]
+fn what_is_not_there_is_missing_and_nothing_is_made_in_its_place() {
+    let (root, paths) = directories(5);
+    let made = init(&paths).unwrap();
+    let id = |place: usize| made.added[place].1;
+    let away = |place: usize| root.path().join(format!("away{place}"));
+    let put_away = |place: usize| fs::rename(&paths[place], away(place)).unwrap();
+    let put_back = |place: usize| fs::rename(away(place), &paths[place]).unwrap();
+    // Not there; an empty directory, as where a disk is not mounted; a file.
+    put_away(4);
+    for kind in 0..3 {
+        match kind {
+            1 => fs::create_dir(&paths[4]).unwrap(),
+            2 => fs::write(&paths[4], b"x").unwrap(),
+            _ => {}
+        }
+        let store = open(&paths).unwrap();
+        let [missing] = store.missing() else { panic!("{:?}", store.missing()) };
+        assert_eq!((missing.id, missing.holds_log, store.read_only()), (id(4), false, None));
+        assert_eq!(missing.place, paths[4].display().to_string());
+        assert_eq!(store.directories().len(), 4);
+        store.update_markers(70).unwrap();
+        match kind {
+            0 => assert!(!paths[4].exists()),
+            1 => fs::remove_dir(&paths[4]).unwrap(), // Empty.
+            _ => fs::remove_file(&paths[4]).unwrap(),
+        }
+    }
+    // Two are: either may be either.
+    put_away(3);
+    let store = open(&paths).unwrap();
+    assert_eq!(store.missing().iter().map(|missing| missing.id).collect::<Vec<_>>(), [id(3), id(4)]);
+    let both = format!("{} or {}", paths[3].display(), paths[4].display());
+    assert!(store.missing().iter().all(|missing| missing.place == both), "{:?}", store.missing());
+    drop(store);
+    // Back again, they belong to the store as before: the markers of the others kept them.
+    put_back(3);
+    put_back(4);
+    let store = open(&paths).unwrap();
+    assert_eq!((store.missing(), store.read_only(), store.highest_sequence()), (&[][..], None, 70));
+    drop(store);
+    // One of the log's: nothing can be committed; all of them: nothing can be served.
+    put_away(0);
+    let store = open(&paths).unwrap();
+    let why = store.read_only().unwrap();
+    assert!(why.contains(&id(0).to_string()) && why.contains(paths[0].to_str().unwrap()), "{why}");
+    assert_eq!(store.log_directories().len(), 1);
+    drop(store);
+    put_away(1);
+    let refused = refusal(open(&paths));
+    assert!(refused.contains("no log directory") && refused.contains(&id(1).to_string()), "{refused}");
+    put_back(0);
+    put_back(1);
+    // A place that is none of the store's is not taken for one that is missing.
+    let mut more = paths.clone();
+    more.push(root.path().join("typo"));
+    assert!(matches!(open(&more), Err(StoreError::NotThere(path)) if path.ends_with("typo")));
+    assert!(!root.path().join("typo").exists());
+    // All away: the first is named.
+    (0..5).for_each(put_away);
+    assert!(matches!(open(&paths), Err(StoreError::NotThere(path)) if path == paths[0]));
+}
+
+#[test]
+fn a_place_that_something_else_took_is_seen_and_not_written() {
+    let (root, paths) = directories(3);
+    init(&paths).unwrap();
+    let store = open(&paths).unwrap();
+    assert_eq!(store.directories()[2].check_place(), Ok(()));
+    fs::rename(&paths[2], root.path().join("away")).unwrap();
+    assert!(store.directories()[2].check_place().unwrap_err().contains("does not exist"));
+    fs::create_dir(&paths[2]).unwrap();
+    assert!(store.directories()[2].check_place().unwrap_err().contains("another directory"));
+    store.update_markers(9).unwrap();
+    assert_eq!(fs::read_dir(&paths[2]).unwrap().count(), 0);
+    assert!(store.directories()[2].space().unwrap().f_blocks > 0);
+    assert!(!store.directories()[2].is_read_only());
+    assert_eq!(Marker::read(&paths[0]).unwrap().unwrap().highest_sequence, 9);
+}
+
+#[test]
+fn a_segment_without_a_name_is_not_written() {
+    let (_root, paths) = directories(1);
+    let directory = DiskLogDirectory::new(paths[0].clone());
+    let file = directory.create("a", 4096).unwrap();
+    file.check().unwrap();
+    directory.remove("a").unwrap();
+    assert!(file.check().unwrap_err().to_string().contains("deleted"));
 }
 
 #[test]

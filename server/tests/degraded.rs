@@ -1,0 +1,73 @@
+//! What a server says of a store that is not whole, by status and by the standard health service.
+
+mod common;
+
+use common::{TestClient, TestServer, configured, until};
+use railfs_engine::error::Error;
+use railfs_server::daemon::{HEALTH_DIRECTORIES, HEALTH_PUBLISHING};
+use railfs_server::store;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+fn health(server: &TestServer, client: &TestClient, service: &str) -> ServingStatus {
+    let address = format!("http://{}", server.control());
+    let reply = client.runtime.block_on(async {
+        let channel = tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+        let mut health = HealthClient::new(channel);
+        health.check(HealthCheckRequest { service: service.to_owned() }).await.unwrap().into_inner()
+    });
+    ServingStatus::try_from(reply.status).unwrap()
+}
+
+/// The ports of a server within this process are free a moment after its clients have gone.
+fn serve(server: &mut TestServer) {
+    until("it serves", || server.serve().is_ok());
+}
+
+#[test]
+fn i11_health_tells_a_missing_directory_from_a_store_that_takes_no_puts() {
+    let root = tempfile::tempdir().unwrap();
+    let config = configured(root.path(), 3, 1, "");
+    for directory in &config.stripe_dirs {
+        std::fs::create_dir(directory).unwrap();
+    }
+    store::init(&config.stripe_dirs).unwrap();
+    let mut server = TestServer::over(root, config);
+    let away = server.root.path().join("away");
+    let well = (ServingStatus::Serving, ServingStatus::Serving);
+    // Whole; without a directory that keeps no log; without one that does.
+    for (place, want) in [
+        (None, well),
+        (Some(2), (ServingStatus::NotServing, ServingStatus::Serving)),
+        (Some(1), (ServingStatus::NotServing, ServingStatus::NotServing)),
+        (None, well),
+    ] {
+        server.stop();
+        if let Some(place) = place {
+            std::fs::rename(&server.config.stripe_dirs[place], &away).unwrap();
+        }
+        serve(&mut server);
+        let client = TestClient::connect(&server);
+        let states = || (health(&server, &client, HEALTH_DIRECTORIES), health(&server, &client, HEALTH_PUBLISHING));
+        assert_eq!(states(), want, "{place:?}");
+        assert_eq!(health(&server, &client, "railfs.v1.Control"), ServingStatus::Serving);
+        match client.put("a", b"x") {
+            Ok(_) => assert_ne!(place, Some(1)),
+            Err(Error::ReadOnly(why)) => assert!(place == Some(1) && why.contains("d1"), "{why}"),
+            Err(error) => panic!("{error}"),
+        }
+        if place.is_none() {
+            // While it serves.
+            std::fs::rename(&server.config.stripe_dirs[2], &away).unwrap();
+            until("it is seen", || states() == (ServingStatus::NotServing, ServingStatus::Serving));
+            std::fs::rename(&away, &server.config.stripe_dirs[2]).unwrap();
+        }
+        drop(client);
+        if let Some(place) = place {
+            server.stop();
+            std::fs::rename(&away, &server.config.stripe_dirs[place]).unwrap();
+            serve(&mut server);
+        }
+    }
+}
