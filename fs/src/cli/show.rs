@@ -67,6 +67,8 @@ fn lines(document: &Document, out: &mut String) -> std::fmt::Result {
             "  open: {} files, {} directories; {} requests under way; {} inodes",
             mount.open_files, mount.open_directories, mount.in_flight, mount.inodes
         )?;
+        let pins = document.counters.get("pins_now").copied().unwrap_or(0);
+        writeln!(out, "  mode {}, io {} ({}); {pins} versions pinned", mount.mode, mount.io, mount.io_reason)?;
         for line in &mount.degraded {
             writeln!(out, "  degraded: {line}")?;
         }
@@ -158,8 +160,15 @@ mod tests {
             bad_pages: 3,
             ..Rail::default()
         };
-        let mount = Mount { degraded: vec!["rail a 1:2 is down".to_owned()], ..Mount::default() };
+        let mount = Mount {
+            degraded: vec!["rail a 1:2 is down".to_owned()],
+            mode: "strict".to_owned(),
+            io: "cached".to_owned(),
+            io_reason: "an old kernel".to_owned(),
+            ..Mount::default()
+        };
         let document = Document {
+            counters: [("pins_now".to_owned(), 7)].into(),
             rails: vec![rail],
             directories: vec![Directory {
                 path: "/d1".to_owned(),
@@ -171,6 +180,7 @@ mod tests {
             ..Document::default()
         };
         let text = text(&document);
+        assert!(text.contains("mode strict, io cached (an old kernel); 7 versions pinned"), "{text}");
         for word in ["degraded: rail a", "down, received", "(refused)", "3 BAD PAGES", "server: h:1", "/d1: suspect"] {
             assert!(text.contains(word), "{word}: {text}");
         }
