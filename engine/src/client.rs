@@ -4,7 +4,7 @@
 //! latest. Calls without block by at most their deadline (never use them on a FUSE thread).
 
 use crate::clock::Clock;
-use crate::control::{Control, ControlConfig, Session};
+use crate::control::{Control, ControlConfig, Session, WatchQuery, Watching};
 use crate::error::{Error, Result};
 use crate::memory::Arena;
 use crate::put::{self, Puts};
@@ -15,6 +15,7 @@ use crate::read::driver::Driver;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof};
 use railfs_proto::hello::{Listener, Transport};
 use railfs_proto::name::ObjectName;
+use railfs_proto::watch::WatchPage;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,6 +23,9 @@ use std::time::{Duration, Instant};
 
 /// What is left for the first rail to come up, however long hello took.
 const FIRST_RAIL: Duration = Duration::from_millis(500);
+
+/// How long the end of a client may take to tell the server, so that it keeps nothing for it.
+const BYE: Duration = Duration::from_millis(300);
 
 /// How to reach a store and what to use for it.
 #[derive(Clone, Debug)]
@@ -496,6 +500,16 @@ impl Client {
         self.handle.block_on(self.control.delete(name, request, if_version))
     }
 
+    /// Begins to watch changes of a namespace.
+    pub fn watch(&self, query: &WatchQuery) -> Result<Watching> {
+        self.handle.block_on(self.control.watch(query))
+    }
+
+    /// Waits for the next changes; what was given before is acknowledged by that.
+    pub fn watch_next(&self, watching: &mut Watching) -> Result<WatchPage> {
+        self.handle.block_on(watching.next())
+    }
+
     /// The server's own account.
     pub fn server_status(&self) -> Result<railfs_proto::v1::StatusReply> {
         Self::wait(|done| self.server_status_then(done))
@@ -571,11 +585,31 @@ impl Client {
 
     /// Ends everything within a second or two: what is in flight fails, memory is released.
     pub fn close(&self) {
+        self.say_bye();
         self.control.close();
         self.driver.close();
         self.puts.close();
         if let Some(runtime) = lock(&self.runtime).take() {
             runtime.shutdown_background();
+        }
+    }
+}
+
+impl Client {
+    fn say_bye(&self) {
+        if lock(&self.runtime).is_none() {
+            return;
+        }
+        let control = self.control.clone();
+        let (send, receive) = std::sync::mpsc::sync_channel::<()>(1);
+        self.handle.spawn(async move {
+            control.bye(BYE).await;
+            drop(send);
+        });
+        // Whoever drops the last client on a thread of its runtime must not wait there.
+        if tokio::runtime::Handle::try_current().is_err() {
+            // An error is the answer: nothing is ever sent.
+            let _ = receive.recv_timeout(BYE * 2);
         }
     }
 }

@@ -8,20 +8,24 @@
 mod calls;
 mod connect;
 pub mod outcome;
+mod watch;
 
 pub use calls::{BeginPut, Begun, CommitFailure};
+pub use watch::{WatchQuery, Watching};
 
 use crate::client::Config;
 use crate::error::{Error, Result};
 use crate::rail::Lane;
 use crate::rail::tcp::Tickets;
+use bytes::Bytes;
 use railfs_proto::descriptor::Id;
 use railfs_proto::hello::{Hello, Listener};
 use railfs_proto::v1::control_client::ControlClient;
 use railfs_proto::v1::{self, JoinRequest};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tonic::transport::Channel;
 
@@ -128,6 +132,8 @@ struct State {
     closed: bool,
     /// What the last attempt to connect met, when that was another store.
     wrong_store: Option<Error>,
+    /// Tickets of the session that no rail has used yet, and when hello brought them.
+    tickets: (VecDeque<Bytes>, Option<Instant>),
 }
 
 /// See the module's head.
@@ -137,6 +143,8 @@ pub struct Control {
     state: Mutex<State>,
     /// One reconnect at a time; who waits takes what it brought.
     connecting: tokio::sync::Mutex<()>,
+    /// One hello for tickets at a time; who waits takes of what it brought.
+    helloing: tokio::sync::Mutex<()>,
     on_session: OnSession,
 }
 
@@ -150,7 +158,14 @@ impl Control {
     /// Connects to nothing yet.
     pub fn new(config: ControlConfig, runtime: Handle, on_session: OnSession) -> Arc<Control> {
         let state = Mutex::new(State { store: config.store, ..State::default() });
-        Arc::new(Control { config, runtime, state, connecting: tokio::sync::Mutex::new(()), on_session })
+        Arc::new(Control {
+            config,
+            runtime,
+            state,
+            connecting: Default::default(),
+            helloing: Default::default(),
+            on_session,
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -180,6 +195,28 @@ impl Control {
     /// The error of the last attempt to connect, when another store answered it. `None` once the right one did.
     pub fn wrong_store(&self) -> Option<Error> {
         self.state().wrong_store.clone()
+    }
+
+    /// Ends the session at the server, as far as that can be said within `limit`; nothing is called any more.
+    pub async fn bye(&self, limit: Duration) {
+        let link = {
+            let mut state = self.state();
+            state.closed = true;
+            state.link.take()
+        };
+        let Some(link) = link else { return };
+        let said = async {
+            // A hello that is still on its way would open another session.
+            let _last = self.helloing.lock().await;
+            let request = v1::ByeRequest { scope: Some(link.session.scope()), session: link.session.id };
+            link.client.clone().bye(request).await
+        };
+        match tokio::time::timeout(limit, said).await {
+            Ok(Ok(_)) => {}
+            // It ends there by itself, after a while.
+            Ok(Err(status)) => tracing::debug!(%status, "good-bye"),
+            Err(_) => tracing::debug!(?limit, "no answer to good-bye"),
+        }
     }
 
     /// Nothing is called any more; what is under way fails.

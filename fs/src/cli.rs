@@ -6,10 +6,13 @@
 
 mod format;
 mod get;
+mod list;
 mod objects;
 mod put;
+mod report;
 mod show;
 mod walk;
+mod watch;
 
 use crate::failure::{Failure, io};
 use crate::mount::log::Log;
@@ -58,15 +61,10 @@ enum Command {
         #[arg(short, long)]
         lazy: bool,
     },
-    /// Put a file, or (below the URL) everything in a directory, as `cp -rL` would
+    /// Put a file, standard input, or (below the URL) everything in a directory, as `cp -rL` would
     Put(PutArguments),
-    /// Get an object's bytes
-    Get {
-        /// Which object
-        url: String,
-        /// A file or directory to write to; - for standard output
-        file: PathBuf,
-    },
+    /// Get an object's bytes, or everything below a URL
+    Get(GetArguments),
     /// List a directory, or show one object
     Ls {
         /// What
@@ -96,6 +94,23 @@ enum Command {
         /// Only if this version is current
         #[arg(long, value_name = "VERSION")]
         if_version: Option<u64>,
+        /// Say what was deleted, as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show puts and deletes as they are committed, each with its number
+    Watch {
+        /// A directory, or an object
+        url: String,
+        /// Begin with this number, not with what comes after now: the last one seen and 1 goes on where it ended
+        #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+        from: Option<u64>,
+        /// End where the log ends now
+        #[arg(long)]
+        until_now: bool,
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
     },
     /// Show rails, memory, cache and directories: of a mount, of a server, or of every mount of this user
     Status {
@@ -118,7 +133,7 @@ struct MountArguments {
     foreground: bool,
     /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, io=direct, arena=SIZE,
     /// threads=N, workers=N, readahead=SIZE, read_timeout=TIME, metadata_timeout=TIME, connect_timeout=TIME,
-    /// metadata_ttl=TIME, retry=TIME, stop_timeout=TIME, log=FILE
+    /// metadata_ttl=TIME, retry=TIME, stop_timeout=TIME, log=FILE, uid=N, gid=N, umask=OCTAL
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
     /// This is the daemon; its log's path
@@ -126,12 +141,37 @@ struct MountArguments {
     serve_with_log: Option<PathBuf>,
 }
 
+/// Files at once, of a tree.
+const JOBS: u8 = 4;
+
+#[derive(Debug, Args)]
+struct TransferArguments {
+    /// Say nothing but what went wrong
+    #[arg(short, long)]
+    quiet: bool,
+    /// One JSON object for each file
+    #[arg(long)]
+    json: bool,
+    /// Files of a tree at once
+    #[arg(short, long, value_name = "N", default_value_t = JOBS, value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: u8,
+}
+
+impl TransferArguments {
+    fn wanted(&self) -> report::Wanted {
+        report::Wanted { quiet: self.quiet, json: self.json }
+    }
+}
+
 #[derive(Debug, Args)]
 struct PutArguments {
-    /// A file or a directory
+    /// A file or a directory; - for standard input, which is read to its end before anything is put
     source: PathBuf,
     /// Where to; with a '/' at the end, or no key, a file keeps its name
     url: String,
+    /// Keep owner, group and time of the source too, not only the mode
+    #[arg(short, long)]
+    archive: bool,
     /// Only if nothing has this name yet
     #[arg(long, conflicts_with = "if_version")]
     if_absent: bool,
@@ -147,6 +187,24 @@ struct PutArguments {
     /// Stripe directories to spread over (server's default if left out)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     width: Option<u32>,
+    #[command(flatten)]
+    transfer: TransferArguments,
+}
+
+#[derive(Debug, Args)]
+struct GetArguments {
+    /// Which object; with a '/' at the end everything below
+    url: String,
+    /// A file or directory to write to; - for standard output
+    file: PathBuf,
+    /// Everything below the URL, also without the '/'
+    #[arg(short, long)]
+    recursive: bool,
+    /// Give files the time, mode and (as root) owner that they were put with
+    #[arg(short, long)]
+    archive: bool,
+    #[command(flatten)]
+    transfer: TransferArguments,
 }
 
 /// Runs a command line, `railfs` itself first.
@@ -195,12 +253,19 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Umount { mountpoint, lazy } => umount::umount(&mountpoint, lazy),
         Command::Put(arguments) => {
             quiet_log();
-            let url = parse(&arguments.url)?;
-            put::put(&arguments.source, &url, &put_settings(&arguments)?)
+            let (url, settings) = (parse(&arguments.url)?, put_settings(&arguments)?);
+            let report = report::Report::new(arguments.transfer.wanted(), false);
+            put::put(&arguments.source, &url, &settings, &Arc::new(report))
         }
-        Command::Get { url, file } => {
+        Command::Get(arguments) => {
             quiet_log();
-            get::get(&parse(&url)?, &file)
+            let settings = get::Settings {
+                recursive: arguments.recursive,
+                archive: arguments.archive,
+                jobs: arguments.transfer.jobs.into(),
+            };
+            let report = report::Report::new(arguments.transfer.wanted(), arguments.file.as_os_str() == "-");
+            get::get(&parse(&arguments.url)?, &arguments.file, &settings, &report)
         }
         Command::Ls { url, long, recursive, json } => {
             quiet_log();
@@ -210,9 +275,13 @@ fn run(command: Command) -> Result<(), Failure> {
             quiet_log();
             objects::stat(&parse(&url)?, json)
         }
-        Command::Rm { url, if_version } => {
+        Command::Rm { url, if_version, json } => {
             quiet_log();
-            objects::rm(&parse(&url)?, if_version)
+            objects::rm(&parse(&url)?, if_version, json)
+        }
+        Command::Watch { url, from, until_now, json } => {
+            quiet_log();
+            watch::watch(&parse(&url)?, watch::Settings { from: from.unwrap_or(0), until_now, json })
         }
         Command::Status { target, json } => {
             quiet_log();
@@ -239,12 +308,16 @@ fn put_settings(arguments: &PutArguments) -> Result<put::Settings, Failure> {
             u32::try_from(size).map_err(|_| Failure::usage(format!("{name}: {text} is too large")))
         }
     };
-    Ok(put::Settings {
+    let settings = put::Settings {
         stripe_size: size("--stripe-size", &arguments.stripe_size)?,
         page_size: size("--page-size", &arguments.page_size)?,
         width: arguments.width.unwrap_or(0),
         if_version: if arguments.if_absent { Some(0) } else { arguments.if_version },
-    })
+        archive: arguments.archive,
+        jobs: arguments.transfer.jobs.into(),
+    };
+    settings.check()?;
+    Ok(settings)
 }
 
 // -- mount --
@@ -378,6 +451,33 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_commands_lists_every_command_and_flag_and_no_other() {
+        use clap::CommandFactory;
+        let page = include_str!("../../docs/commands.md");
+        let rows = page.lines().filter(|line| line.starts_with("| `"));
+        let spans = |line: &str| line.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+        let documented: Vec<Vec<String>> = rows.map(spans).collect();
+        let flag = |argument: &clap::Arg| match (argument.get_long(), argument.get_short()) {
+            (Some(long), _) => Some(format!("--{long}")),
+            (None, short) => short.map(|short| format!("-{short}")),
+        };
+        let commands = Cli::command();
+        let there: Vec<Vec<String>> = commands
+            .get_subcommands()
+            .map(|command| {
+                let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+                [command.get_name().to_owned()].into_iter().chain(shown.filter_map(flag)).collect()
+            })
+            .collect();
+        let sorted = |mut lists: Vec<Vec<String>>| {
+            lists.iter_mut().for_each(|list| list.sort());
+            lists.sort();
+            lists
+        };
+        assert_eq!(sorted(documented), sorted(there));
+    }
+
+    #[test]
     fn sizes_of_a_put() {
         let parse = |arguments: &[&str]| match Cli::try_parse_from([&["railfs", "put", "f", "u"], arguments].concat()) {
             Ok(Cli { command: Command::Put(arguments) }) => put_settings(&arguments),
@@ -389,5 +489,8 @@ mod tests {
         assert_eq!(settings.if_version, Some(0));
         assert_eq!(parse(&["--stripe-size", "4 GiB"]).unwrap_err().code, 2);
         assert_eq!(parse(&["--if-version", "7"]).unwrap().if_version, Some(7));
+        assert_eq!(parse(&["--stripe-size", "12345"]).unwrap_err().code, 2);
+        let many = parse(&["-a", "-j", "9"]).unwrap();
+        assert_eq!((many.archive, many.jobs, settings.archive, settings.jobs), (true, 9, false, 4));
     }
 }

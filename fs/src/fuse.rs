@@ -6,7 +6,7 @@
 use crate::errno::Errno;
 use crate::ops::{
     Access, Attr, Choice, DirSink, Emitted, Entry, FileSystem, Form, Io, Kernel, Kind, MAX_READ, Mode, Purpose, Rights,
-    Seek, choose,
+    Seek, Xattr, choose,
 };
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
@@ -83,6 +83,14 @@ fn file_attr(attr: &Attr) -> FileAttr {
         rdev: 0,
         blksize: attr.blksize,
         flags: 0,
+    }
+}
+
+fn xattr(value: Result<Xattr, Errno>, reply: ReplyXattr) {
+    match value {
+        Ok(Xattr::Size(size)) => reply.size(size),
+        Ok(Xattr::Bytes(bytes)) => reply.data(&bytes),
+        Err(errno) => reply.error(code(errno)),
     }
 }
 
@@ -313,17 +321,18 @@ impl Filesystem for Adapter {
         reply.ok();
     }
 
-    // What the file system does not have. ENOSYS is remembered by the kernel, which then answers by itself: no extended
-    // attributes (EOPNOTSUPP, one request per mount instead of one per `ls -l` entry), always ready to poll.
+    fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.fs.getxattr(ino.0, name.as_bytes(), size, move |value| xattr(value, reply));
+    }
+    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        xattr(self.fs.listxattr(ino.0, size), reply);
+    }
+
+    // What the file system does not have. ENOSYS is remembered by the kernel, which then answers by itself: always ready
+    // to poll.
 
     fn readlink(&self, _request: &Request, _ino: INodeNo, reply: ReplyData) {
         reply.error(code(Errno::INVAL));
-    }
-    fn getxattr(&self, _request: &Request, _ino: INodeNo, _name: &OsStr, _size: u32, reply: ReplyXattr) {
-        reply.error(code(Errno::NOSYS));
-    }
-    fn listxattr(&self, _request: &Request, _ino: INodeNo, size: u32, reply: ReplyXattr) {
-        if size == 0 { reply.size(0) } else { reply.data(&[]) }
     }
     fn ioctl(
         &self,

@@ -17,12 +17,14 @@ mod opens;
 mod space;
 #[cfg(test)]
 mod tests;
+mod xattr;
 
 pub use attr::{Attr, Kind, MAX_READ, Owner};
 pub use inodes::{DIRECTORY_BIT, ROOT};
 pub use listing::{DirSink, Emitted};
 pub use modes::{Choice, Form, Io, Kernel, Mode, choose};
 pub use space::{BLOCK, Space};
+pub use xattr::Xattr;
 
 use crate::backend::Backend;
 use crate::errno::{Errno, errno, is_everyday, name_errno};
@@ -46,7 +48,7 @@ pub struct Settings {
     pub namespace: Namespace,
     /// The directory that is the root; `None`: the whole namespace.
     pub root: Option<Key>,
-    /// Who owns every file and directory: the mounting user.
+    /// Who owns files and directories.
     pub owner: Owner,
     /// How long the kernel may trust a name, and a directory's attributes.
     pub entry_ttl: Duration,
@@ -450,7 +452,9 @@ impl FileSystem {
         let node = self.0.inodes.node(ino).ok_or(Errno::STALE)?;
         match node {
             _ if rights.write => Err(Errno::ROFS),
-            Node::File(file) if rights.execute && file.facts.attributes.mode & 0o111 == 0 => Err(Errno::ACCESS),
+            Node::File(file) if rights.execute && attr::file(file.facts, self.0.settings.owner).perm & 0o111 == 0 => {
+                Err(Errno::ACCESS)
+            }
             Node::File(_) | Node::Directory(_) => Ok(()),
         }
     }

@@ -106,6 +106,8 @@ pub struct Directory {
     pub available_bytes: u64,
     /// Keeps the log.
     pub holds_log: bool,
+    /// Directories with the same number share one file system; 0: the server does not say.
+    pub filesystem: u64,
 }
 
 /// The server's own account.
@@ -253,6 +255,7 @@ impl From<&railfs_proto::v1::DirectoryStatus> for Directory {
             total_bytes: directory.total_bytes,
             available_bytes: directory.available_bytes,
             holds_log: directory.holds_log,
+            filesystem: directory.filesystem,
         }
     }
 }
@@ -337,7 +340,10 @@ mod tests {
              reason state transport"
         );
         assert_eq!(keys(&json["arena"]), "exposed free quarantined total");
-        assert_eq!(keys(&json["directories"][0]), "available_bytes holds_log id path reason state total_bytes");
+        assert_eq!(
+            keys(&json["directories"][0]),
+            "available_bytes filesystem holds_log id path reason state total_bytes"
+        );
         assert_eq!((&json["rails"][0]["bytes_received"], &json["counters"]["reads"]), (&5.into(), &3.into()));
         let gone = Document::new(status, &Err(Error::Closed));
         assert_eq!((gone.server, gone.server_error.as_deref()), (None, Some("the client is closed")));

@@ -81,7 +81,7 @@ impl Mounted {
         let settings = Settings {
             namespace: Namespace::new("ns").unwrap(),
             root: None,
-            owner: Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw() },
+            owner: Owner::of(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
             entry_ttl: Duration::from_secs(1),
             metadata_ttl: Duration::from_secs(1),
             mounted_at: (0, 0),
@@ -182,9 +182,19 @@ fn directories_and_attributes() {
     assert_eq!(code(&std::fs::read_dir(mounted.at("d/a")).unwrap_err()), Some(Errno::NOTDIR));
     let space = rustix::fs::statvfs(mounted.point.path()).unwrap();
     assert_eq!((space.f_blocks * space.f_frsize, space.f_namemax), (2 << 30, 255));
-    let mut none = [0u8; 10];
-    assert_eq!(rustix::fs::listxattr(mounted.at("d/a"), &mut none[..]), Ok(0));
-    assert_eq!(rustix::fs::getxattr(mounted.at("d/a"), "user.x", &mut none[..]), Err(Errno::OPNOTSUPP));
+    let mut room = [0u8; 100];
+    let names = b"user.railfs.version\0user.railfs.stripes\0user.railfs.components\0";
+    assert_eq!(rustix::fs::listxattr(mounted.at("d/a"), &mut room[..20]), Err(Errno::RANGE));
+    assert_eq!(rustix::fs::listxattr(mounted.at("d/a"), &mut room[..]), Ok(names.len()));
+    assert_eq!(&room[..names.len()], names);
+    assert_eq!(rustix::fs::listxattr(mounted.at("d"), &mut room[..]), Ok(0));
+    let value = |name: &str| {
+        let mut room = [0u8; 100];
+        rustix::fs::getxattr(mounted.at("d/a"), name, &mut room[..]).map(|length| room[..length].to_vec())
+    };
+    assert_eq!(value("user.railfs.version"), Ok(version.to_string().into_bytes()));
+    assert_eq!(value("user.railfs.stripes"), Ok(b"count=1 size=65536 page=4096 width=1".to_vec()));
+    assert_eq!((value("user.x"), value("security.x")), (Err(Errno::NODATA), Err(Errno::OPNOTSUPP)));
     rustix::fs::access(mounted.at("d/a"), rustix::fs::Access::READ_OK).unwrap();
     assert_eq!(rustix::fs::access(mounted.at("d/a"), rustix::fs::Access::WRITE_OK), Err(Errno::ROFS));
     assert_eq!(rustix::fs::access(mounted.at("d/a"), rustix::fs::Access::EXEC_OK), Err(Errno::ACCESS));
@@ -641,7 +651,7 @@ fn the_command_line_says_what_is_wrong() {
         (&["mount", "railfs://127.0.0.1:1/ns", m, "-o", "connect_timeout=500ms"], 5, "127.0.0.1:1"),
         (&["umount", m], 1, "is not a railfs mount"),
         (&["status", m], 1, "is not a mount of this user"),
-        (&["get", "railfs://h/ns/d/", "x"], 2, "names a directory"),
+        (&["get", "railfs://h/ns/d/", "-"], 2, "a directory cannot go"),
         (&["frobnicate"], 2, "frobnicate"),
         (&["put", "/dev/null", "railfs://h/ns/x"], 1, "is a device"),
     ];

@@ -389,7 +389,8 @@ impl Header {
             key: KeptKey::of(&name.key),
             component,
             striping: descriptor.striping,
-            attributes: descriptor.attributes,
+            // Whose it is stands in the log alone: an owner is no mark of a file's identity.
+            attributes: Attributes { owner: None, ..descriptor.attributes },
         };
         header.check()?;
         Ok(header)
@@ -511,6 +512,7 @@ impl Header {
                 mode: word(bytes, 68),
                 mtime_seconds: long(bytes, 56).cast_signed(),
                 mtime_nanoseconds: word(bytes, 64),
+                owner: None,
             },
         };
         header.check()?;

@@ -16,7 +16,7 @@ fn header(version: u64, size: u64, page: u32, extra: u32, width: u32, key: Vec<u
         key: KeptKey::of(&Key::new(key).unwrap()),
         component: width - 1,
         striping: Striping::new(size, page, stripe, width).unwrap(),
-        attributes: Attributes { mode, mtime_seconds: -5, mtime_nanoseconds: 999_999_999 },
+        attributes: Attributes { mode, mtime_seconds: -5, mtime_nanoseconds: 999_999_999, owner: None },
     }
 }
 

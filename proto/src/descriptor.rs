@@ -50,6 +50,14 @@ pub enum DescriptorError {
     #[error("{0} nanoseconds are more than a second")]
     Nanoseconds(u32),
     /// See the message.
+    #[error("owner {uid:?}, group {gid:?}: both or neither, and not {none}", none = u32::MAX)]
+    Owner {
+        /// As sent.
+        uid: Option<u32>,
+        /// As sent.
+        gid: Option<u32>,
+    },
+    /// See the message.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// See the message.
@@ -100,7 +108,30 @@ pub enum DescriptorError {
     Proof(usize),
 }
 
-/// Mode, modification time.
+/// Whose a file was when it was put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// User id; not `u32::MAX`, which means nobody at all.
+    pub uid: u32,
+    /// Group id; not `u32::MAX`.
+    pub gid: u32,
+}
+
+impl Owner {
+    /// Both, or neither.
+    ///
+    /// # Errors
+    /// One without the other, or an id that none can have.
+    pub fn from_message(uid: Option<u32>, gid: Option<u32>) -> Result<Option<Owner>, DescriptorError> {
+        match (uid, gid) {
+            (None, None) => Ok(None),
+            (Some(uid), Some(gid)) if uid != u32::MAX && gid != u32::MAX => Ok(Some(Owner { uid, gid })),
+            _ => Err(DescriptorError::Owner { uid, gid }),
+        }
+    }
+}
+
+/// Mode, modification time, owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Permission bits.
@@ -109,6 +140,41 @@ pub struct Attributes {
     pub mtime_seconds: i64,
     /// And nanoseconds, below a billion.
     pub mtime_nanoseconds: u32,
+    /// `None`: the put did not say.
+    pub owner: Option<Owner>,
+}
+
+impl Attributes {
+    /// Checks every claim of the message; its size is not part of them.
+    ///
+    /// # Errors
+    /// The first that is wrong.
+    pub fn from_message(message: &v1::Attributes) -> Result<Attributes, DescriptorError> {
+        if message.mode > 0o7777 {
+            return Err(DescriptorError::Mode(message.mode));
+        }
+        if message.mtime_nanoseconds >= 1_000_000_000 {
+            return Err(DescriptorError::Nanoseconds(message.mtime_nanoseconds));
+        }
+        Ok(Attributes {
+            mode: message.mode,
+            mtime_seconds: message.mtime_seconds,
+            mtime_nanoseconds: message.mtime_nanoseconds,
+            owner: Owner::from_message(message.uid, message.gid)?,
+        })
+    }
+
+    /// The message that says the same of an object of `size` bytes.
+    pub fn to_message(&self, size: u64) -> v1::Attributes {
+        v1::Attributes {
+            mode: self.mode,
+            mtime_seconds: self.mtime_seconds,
+            mtime_nanoseconds: self.mtime_nanoseconds,
+            size,
+            uid: self.owner.map(|owner| owner.uid),
+            gid: self.owner.map(|owner| owner.gid),
+        }
+    }
 }
 
 /// One copy of a component.
@@ -143,15 +209,10 @@ impl Descriptor {
         if message.kind != v1::Kind::File as i32 {
             return Err(E::Kind(message.kind));
         }
-        let attributes = message.attributes.as_ref().ok_or(E::Missing("attributes"))?;
-        if attributes.mode > 0o7777 {
-            return Err(E::Mode(attributes.mode));
-        }
-        if attributes.mtime_nanoseconds >= 1_000_000_000 {
-            return Err(E::Nanoseconds(attributes.mtime_nanoseconds));
-        }
+        let claimed = message.attributes.as_ref().ok_or(E::Missing("attributes"))?;
+        let attributes = Attributes::from_message(claimed)?;
         let layout = message.layout.as_ref().ok_or(E::Missing("layout"))?;
-        let striping = Striping::new(attributes.size, layout.page_size, layout.stripe_size, layout.width)?;
+        let striping = Striping::new(claimed.size, layout.page_size, layout.stripe_size, layout.width)?;
         if message.components.len() != layout.width as usize {
             return Err(E::Components { got: message.components.len(), width: layout.width });
         }
@@ -179,16 +240,7 @@ impl Descriptor {
             }
             components.push(replicas);
         }
-        Ok(Descriptor {
-            version: message.version,
-            attributes: Attributes {
-                mode: attributes.mode,
-                mtime_seconds: attributes.mtime_seconds,
-                mtime_nanoseconds: attributes.mtime_nanoseconds,
-            },
-            striping,
-            components,
-        })
+        Ok(Descriptor { version: message.version, attributes, striping, components })
     }
 
     /// The message that says the same.
@@ -197,12 +249,7 @@ impl Descriptor {
         v1::Descriptor {
             version: self.version,
             kind: v1::Kind::File as i32,
-            attributes: Some(v1::Attributes {
-                mode: self.attributes.mode,
-                mtime_seconds: self.attributes.mtime_seconds,
-                mtime_nanoseconds: self.attributes.mtime_nanoseconds,
-                size: striping.size(),
-            }),
+            attributes: Some(self.attributes.to_message(striping.size())),
             layout: Some(v1::Layout {
                 page_size: striping.page_size(),
                 stripe_size: striping.stripe_size(),

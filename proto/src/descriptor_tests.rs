@@ -8,16 +8,22 @@ use prost::Message;
 /// Valid descriptors of up to 5 components with up to 3 replicas.
 pub(crate) fn descriptors() -> impl Strategy<Value = Descriptor> {
     let layout = (12u32..=18, 0u32..=5, 1u32..=5, 0u64..64 << 20);
-    let attributes = (0u32..=0o7777, any::<i64>(), 0u32..1_000_000_000);
+    let owner = proptest::option::of((0..u32::MAX, 0..u32::MAX));
+    let attributes = (0u32..=0o7777, any::<i64>(), 0u32..1_000_000_000, owner);
     let rest = (LAST_UNUSED_VERSION + 1..=MAX_VERSION, 1u8..=3);
     (layout, attributes, rest).prop_map(
-        |((page, extra, width, size), (mode, mtime_seconds, nanos), (version, copies))| {
+        |((page, extra, width, size), (mode, mtime_seconds, mtime_nanoseconds, owner), (version, copies))| {
             let (page, stripe) = (1u32 << page, 1u32 << (page + extra).min(26));
             let width = u64::from(width).min(size.div_ceil(u64::from(stripe)).max(1)) as u32;
             let replica = |copy| Replica { node: format!("node-{copy}"), directory: Id([copy; 16]) };
             Descriptor {
                 version,
-                attributes: Attributes { mode, mtime_seconds, mtime_nanoseconds: nanos },
+                attributes: Attributes {
+                    mode,
+                    mtime_seconds,
+                    mtime_nanoseconds,
+                    owner: owner.map(|(uid, gid)| Owner { uid, gid }),
+                },
                 striping: Striping::new(size, page, stripe, width).unwrap(),
                 components: vec![(0..copies).map(replica).collect(); width as usize],
             }
@@ -44,6 +50,10 @@ const CORRUPTIONS: &[Corruption] = &[
     ("no attributes", |d| d.attributes = None),
     ("mode", |d| attributes(d).mode |= 0o10000),
     ("nanoseconds", |d| attributes(d).mtime_nanoseconds += 1_000_000_000),
+    ("user without group", |d| (attributes(d).uid, attributes(d).gid) = (Some(1), None)),
+    ("group without user", |d| (attributes(d).uid, attributes(d).gid) = (None, Some(1))),
+    ("nobody", |d| (attributes(d).uid, attributes(d).gid) = (Some(u32::MAX), Some(1))),
+    ("no group", |d| (attributes(d).uid, attributes(d).gid) = (Some(1), Some(u32::MAX))),
     ("size up", |d| attributes(d).size += 1),
     ("size down", |d| attributes(d).size = attributes(d).size.wrapping_sub(1)),
     ("size huge", |d| attributes(d).size = MAX_OBJECT + 1),

@@ -12,7 +12,7 @@ pub enum LayoutError {
     #[error("page size {0} is not a power of two from {MIN_PAGE} to {MAX_PAGE}")]
     Page(u32),
     /// See the message.
-    #[error("stripe size {stripe} is not a multiple of the page size {page} that is a power of two up to {MAX_STRIPE}")]
+    #[error("stripe size {stripe} is not a power of two from the page size ({page}) to {MAX_STRIPE}")]
     Stripe {
         /// Bytes.
         stripe: u32,

@@ -19,12 +19,16 @@ pub mod reply;
 pub mod slot;
 pub mod units;
 pub mod url;
+pub mod watch;
 
 /// Generated from `proto/*.proto`.
 #[allow(missing_debug_implementations, clippy::all, clippy::pedantic)]
 pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/railfs.v1.rs"));
 }
+
+/// The same files, compiled, as gRPC reflection serves them: an encoded `FileDescriptorSet`.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/railfs.v1.bin"));
 
 /// The protocol versions this build speaks, lowest and highest.
 pub const PROTOCOL_MIN: u32 = 1;

@@ -50,6 +50,8 @@ pub const MAX_SOFTWARE: usize = 255;
 pub const MAX_REFUSAL: usize = 1024;
 /// Most entries in one page of a list.
 pub const MAX_LIST: u32 = 4096;
+/// Most changes in one message of a watch.
+pub const MAX_WATCH: usize = 4096;
 /// Most proofs in one check frame.
 pub const MAX_CHECKS: usize = 256;
 

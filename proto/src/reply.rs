@@ -100,6 +100,14 @@ pub enum ReplyError {
         problem: &'static str,
     },
     /// See the message.
+    #[error("watch: change {sequence} {problem}")]
+    Change {
+        /// Its number.
+        sequence: u64,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// See the message.
     #[error("list: the cursor for the next page '{0}' lies before the end of this one, or is too long")]
     Cursor(String),
 }
@@ -114,7 +122,7 @@ pub struct Time {
 }
 
 impl Time {
-    fn new(seconds: i64, nanoseconds: u32) -> Result<Time, ReplyError> {
+    pub(crate) fn new(seconds: i64, nanoseconds: u32) -> Result<Time, ReplyError> {
         if nanoseconds < 1_000_000_000 { Ok(Time { seconds, nanoseconds }) } else { Err(ReplyError::Time(nanoseconds)) }
     }
 }

@@ -65,6 +65,10 @@ fn seeds(target: &str) -> Seeds {
             numbered([pair(&values::list_request(), &values::list_reply()), pair(&everything, &last)])
         }
         "begin_put" => numbered([pair(&values::begin_put_request(), &values::begin_put_reply())]),
+        "watch" => {
+            let last = v1::WatchReply { changes: Vec::new(), ..values::watch_reply() };
+            numbered([pair(&values::watch_request(), &values::watch_reply()), pair(&values::watch_request(), &last)])
+        }
         "component_header" => numbered([values::component_header().encode(), values::long_component_header().encode()]),
         "component_table" => numbered([table_block()]),
         "log_segment" => numbered([values::segment()]),

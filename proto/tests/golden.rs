@@ -11,6 +11,7 @@ use railfs_proto::hello::Hello;
 use railfs_proto::pin::{PinAnswer, PinChange};
 use railfs_proto::reply::{Lookup, check_begin_put_reply, check_fetch_reply, check_list_reply, check_pull_reply};
 use railfs_proto::slot::Slot;
+use railfs_proto::watch::check_watch_reply;
 use railfs_proto::{checksum, logfile, v1};
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -47,6 +48,9 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("Replica", descriptor.components[1].replicas[0].clone());
     visit.message("Component", descriptor.components[1].clone());
     visit.message("Descriptor", descriptor);
+    let owned = v::owned_descriptor().to_message();
+    visit.message("Attributes-owner", owned.attributes.unwrap());
+    visit.message("Descriptor-owner", owned);
     visit.message("SlotProof", v::proof().to_slot());
     visit.message("Proof", v::proof().to_message());
     visit.message("Outcome", v::refusal());
@@ -83,9 +87,19 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("StatusRequest", v1::StatusRequest { scope });
     visit.message("DirectoryStatus", v::directory_status());
     visit.message("DirectoryStatus-missing", v::missing_directory_status());
+    visit.message(
+        "DirectoryStatus-filesystem",
+        v1::DirectoryStatus { filesystem: 0xfd00_0001, ..v::directory_status() },
+    );
     visit.message("ListenerStatus", v::listener_status());
     visit.message("Counter", v::counter());
     visit.message("StatusReply", v::status_reply());
+    visit.message("ByeRequest", v1::ByeRequest { scope: Some(v::scope()), session: 42 });
+    visit.message("ByeReply", v1::ByeReply { outcome: outcome.clone() });
+    visit.message("WatchRequest", v::watch_request());
+    visit.message("WatchRequest-acknowledge", v1::WatchRequest { acknowledged: 104, ..Default::default() });
+    v::changes().into_iter().for_each(|(name, change)| visit.message(name, change));
+    visit.message("WatchReply", v::watch_reply());
 
     visit.message("JoinRequest", v::join_request());
     visit.message("JoinReply", v1::JoinReply { outcome });
@@ -104,6 +118,7 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("StartRecord", v::start_record());
     visit.message("ReserveRecord", v::reserve_record());
     visit.message("PutRecord", v::put_record());
+    visit.message("PutRecord-owner", v::owned_put_record());
     visit.message("DeleteRecord", v::delete_record());
     visit.message("ReclaimRecord", v::reclaim_record());
     visit.message("StopRecord", v1::StopRecord {});
@@ -210,6 +225,7 @@ fn the_golden_replies_pass_their_checks() {
     use values as v;
     assert_eq!(Hello::check(&v::hello_request(), &v::hello_reply()).unwrap().store, STORE);
     assert_eq!(check_list_reply(&v::list_request(), &v::list_reply()).unwrap().entries.len(), 3);
+    assert_eq!(check_watch_reply(b"2026/", 103, &v::watch_reply()).unwrap().changes.len(), 2);
     assert_eq!(check_begin_put_reply(&v::begin_put_request(), &v::begin_put_reply()), Ok((17, v::descriptor())));
     assert_eq!(check_fetch_reply(&v::fetch_request(), &v::fetch_reply(), 131_073, 65_536), Ok(vec![1, u64::MAX, 3]));
     assert_eq!(check_pull_reply(&v::pull_request(), &v::pull_reply(), 70_000, 65_536), Ok(vec![4, 5]));

@@ -50,6 +50,7 @@ impl Admin {
         counters.push(("pin_leases", pins.leases));
         counters.push(("pins_refused", pins.refused));
         counters.push(("pins_lapsed", pins.lapsed));
+        counters.push(("watchers", node.watchers.load(std::sync::atomic::Ordering::Relaxed)));
         v1::StatusReply {
             outcome: Some(ok_outcome()),
             store: node.store.id().to_bytes(),
@@ -87,6 +88,9 @@ fn directories(node: &crate::node::Node) -> Vec<v1::DirectoryStatus> {
             available_bytes: bytes(|stat| stat.f_bavail),
             holds_log: state.holds_log,
             reason: state.why,
+            filesystem: here
+                .and_then(|directory| rustix::fs::stat(directory.path()).ok())
+                .map_or(0, |stat| stat.st_dev),
         }
     };
     node.health.all().map(status).collect()

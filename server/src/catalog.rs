@@ -10,7 +10,9 @@
 //! [`Publisher`] ties a catalog to version slots and is what lookups, checks and publishes go through.
 
 mod batch;
+mod changes;
 mod error;
+mod history;
 mod index;
 mod keys;
 mod log;
@@ -32,6 +34,7 @@ pub(crate) mod memory;
 pub(crate) mod testing;
 
 pub use batch::SequenceKeeper;
+pub use changes::{Change, Changes, ChangesAt, ChangesError, Done};
 pub use error::{CatalogError, Refusal};
 pub use log_catalog::{LogCatalog, LogCatalogOptions, Previous, Recovered};
 pub use publisher::{Answer, CheckError, Checked, LookupError, PublishError, Publisher, PublisherOptions};
@@ -308,6 +311,12 @@ pub trait Catalog: Send + Sync + std::fmt::Debug + 'static {
 
     /// Records that the files of these superseded versions are gone. Versions that are not superseded are left alone.
     fn reclaimed(&self, versions: Vec<u64>) -> BoxFuture<'_, Result<(), CatalogError>>;
+
+    /// Up to `limit` (at least 1) of the puts and deletes that were committed from there on, in order.
+    fn changes(&self, at: ChangesAt, limit: usize) -> BoxFuture<'_, Result<Changes, ChangesError>>;
+
+    /// Shows the number of the last commit, and wakes whoever waits for the next.
+    fn latest(&self) -> tokio::sync::watch::Receiver<u64>;
 
     /// How much there is.
     fn counts(&self) -> BoxFuture<'_, Result<Counts, CatalogError>>;

@@ -7,6 +7,7 @@ pub mod addresses;
 pub mod incoming;
 pub mod list;
 pub mod sessions;
+pub mod watch;
 
 use crate::admin::Admin;
 use crate::catalog::{Condition, DeleteOutcome, RequestId};
@@ -24,7 +25,9 @@ use railfs_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::Notify;
-use tonic::{Request, Response, Status};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
 
 /// The gRPC service. Cheap to clone: every listener has one.
 #[derive(Clone, Debug)]
@@ -34,6 +37,8 @@ pub struct ControlService {
     admin: Arc<Admin>,
     /// Tells reclaim that something was superseded.
     superseded: Arc<Notify>,
+    /// Ends what would go on for ever.
+    stopping: tokio::sync::watch::Receiver<bool>,
 }
 
 fn invalid(error: &dyn std::fmt::Display) -> Refusal {
@@ -59,8 +64,29 @@ impl ControlService {
         announced: Announced,
         admin: Arc<Admin>,
         superseded: Arc<Notify>,
+        stopping: tokio::sync::watch::Receiver<bool>,
     ) -> ControlService {
-        ControlService { server, announced: Arc::new(announced), admin, superseded }
+        ControlService { server, announced: Arc::new(announced), admin, superseded, stopping }
+    }
+
+    /// Begins a watch: its first message has come.
+    fn begin_watch(
+        &self,
+        first: &v1::WatchRequest,
+        further: Streaming<v1::WatchRequest>,
+        out: watch::Out,
+    ) -> Result<(), Refusal> {
+        let node = &self.server.node;
+        let wanted = watch::Wanted::of(node, first)?;
+        let seat = watch::Seat::take(node)?;
+        let acknowledged = further.map_while(|request| request.ok().map(|request| request.acknowledged));
+        let catalog = Arc::clone(node.publisher.catalog());
+        let stopping = self.stopping.clone();
+        node.runtime.spawn(async move {
+            watch::run(catalog, wanted, acknowledged, out, stopping).await;
+            drop(seat);
+        });
+        Ok(())
     }
 
     fn say_hello(&self, request: &v1::HelloRequest, reached: Option<SocketAddr>) -> Result<v1::HelloReply, Refusal> {
@@ -128,16 +154,13 @@ impl ControlService {
     async fn begin(&self, request: v1::BeginPutRequest) -> Result<(u64, v1::Descriptor), Refusal> {
         self.check_session(request.scope.as_ref(), request.session)?;
         let name = ObjectName::from_message(request.name.as_ref()).map_err(|error| invalid(&error))?;
-        let attributes = request.attributes.ok_or_else(|| invalid(&"the put has no attributes"))?;
+        let claimed = request.attributes.ok_or_else(|| invalid(&"the put has no attributes"))?;
+        let attributes = Attributes::from_message(&claimed).map_err(|error| invalid(&error))?;
         let begin = BeginPut {
             session: request.session,
             name,
-            attributes: Attributes {
-                mode: attributes.mode,
-                mtime_seconds: attributes.mtime_seconds,
-                mtime_nanoseconds: attributes.mtime_nanoseconds,
-            },
-            size: attributes.size,
+            attributes,
+            size: claimed.size,
             stripe_size: request.stripe_size,
             page_size: request.page_size,
             width: request.width,
@@ -183,6 +206,23 @@ impl ControlService {
 
 #[tonic::async_trait]
 impl control_server::Control for ControlService {
+    type WatchStream = ReceiverStream<Result<v1::WatchReply, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<v1::WatchRequest>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let mut requests = request.into_inner();
+        let first = requests.message().await?.ok_or_else(|| Status::invalid_argument("a watch without a request"))?;
+        let (out, replies) = watch::channel();
+        if let Err(refusal) = self.begin_watch(&first, requests, out.clone()) {
+            let reply = v1::WatchReply { outcome: Some(refusal.to_outcome()), ..Default::default() };
+            // There is room in a channel that is new.
+            let _ = out.try_send(Ok(reply));
+        }
+        Ok(Response::new(ReceiverStream::new(replies)))
+    }
+
     async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloReply>, Status> {
         let reached = request.local_addr();
         let reply = self.say_hello(request.get_ref(), reached).unwrap_or_else(|refusal| v1::HelloReply {
@@ -234,6 +274,18 @@ impl control_server::Control for ControlService {
     async fn delete(&self, request: Request<v1::DeleteRequest>) -> Result<Response<v1::DeleteReply>, Status> {
         let (outcome, (version, deleted)) = split(self.remove(request.into_inner()).await);
         Ok(Response::new(v1::DeleteReply { outcome, version, deleted }))
+    }
+
+    async fn bye(&self, request: Request<v1::ByeRequest>) -> Result<Response<v1::ByeReply>, Status> {
+        let (request, node) = (request.get_ref(), &self.server.node);
+        let known = node.check_scope(request.scope.as_ref());
+        let (outcome, ()) = split(known.map(|()| {
+            let ended = lock(&node.sessions).end(request.session);
+            if ended {
+                self.server.session_ended(request.session, "the client said good-bye");
+            }
+        }));
+        Ok(Response::new(v1::ByeReply { outcome }))
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {

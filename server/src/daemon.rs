@@ -27,6 +27,7 @@ use tokio::sync::{Notify, watch};
 use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
 /// How long RPCs that are under way may go on after a stop began.
 const GRACE: Duration = Duration::from_secs(2);
@@ -186,7 +187,13 @@ impl Daemon {
 
         let (shutdown, stopping) = watch::channel(false);
         let admin = Arc::new(Admin::new(bound.announced.clone(), bound.rails.clone()));
-        let service = ControlService::new(Arc::clone(&server), bound.announced.clone(), admin, Arc::clone(&superseded));
+        let service = ControlService::new(
+            Arc::clone(&server),
+            bound.announced.clone(),
+            admin,
+            Arc::clone(&superseded),
+            stopping.clone(),
+        );
         let mut control_tasks = Vec::new();
         let (reporter, health) = tonic_health::server::health_reporter();
         runtime.block_on(async {
@@ -329,6 +336,14 @@ fn not_before(recovered: &Recovered) -> Option<tokio::time::Instant> {
     Some(tokio::time::Instant::now() + wait)
 }
 
+/// The service that tells clients which services there are and what their messages look like.
+fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, tonic_reflection::server::Error> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(railfs_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+}
+
 fn serve_control(
     runtime: &Runtime,
     socket: &std::net::TcpListener,
@@ -340,11 +355,16 @@ fn serve_control(
     let socket = tokio::net::TcpListener::from_std(socket.try_clone()?)?;
     let incoming = Patient::new(TcpIncoming::from(socket).with_nodelay(Some(true)));
     Ok(runtime.spawn(async move {
+        let reflection = match reflection() {
+            Ok(reflection) => reflection,
+            Err(error) => return tracing::error!(%error, "the control plane cannot describe itself"),
+        };
         let served = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(5)))
             .max_concurrent_streams(Some(1024))
             .add_service(health)
+            .add_service(reflection)
             .add_service(ControlServer::new(service))
             .serve_with_incoming_shutdown(incoming, async move {
                 let _ = stopping.wait_for(|stopping| *stopping).await;
@@ -373,8 +393,7 @@ async fn every_second(server: Arc<Server>, reporter: tonic_health::server::Healt
         tick.tick().await;
         let ended = lock(&server.node.sessions).expire(server.node.clock.now());
         for session in ended {
-            tracing::info!(session, "session ended");
-            server.puts.session_ended(session);
+            server.session_ended(session, "idle");
         }
         server.puts.tick();
         server.pins.tick(server.node.clock.now());

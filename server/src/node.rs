@@ -110,6 +110,8 @@ pub struct Node {
     pub sessions: Mutex<Sessions<Arc<dyn Rail>>>,
     /// See there.
     pub counters: Counters,
+    /// Clients that watch.
+    pub watchers: AtomicU64,
     /// The one that the rails use too.
     pub clock: Clock,
     /// For work that waits.
@@ -136,6 +138,7 @@ impl Node {
             publisher,
             sessions: Mutex::default(),
             counters: Counters::default(),
+            watchers: AtomicU64::new(0),
             clock,
             runtime,
             health,

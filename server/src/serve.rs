@@ -180,6 +180,12 @@ impl Due {
 }
 
 impl Server {
+    /// A session is over: what it has under way here is given up.
+    pub fn session_ended(&self, session: u64, why: &str) {
+        tracing::info!(session, why, "session ended");
+        self.puts.session_ended(session);
+    }
+
     fn rail_request(self: &Arc<Self>, request: v1::RailRequest, now: Time, answer: Answer) {
         if let Err(refusal) = self.node.check_scope(request.scope.as_ref()) {
             return answer.refuse(&refusal);

@@ -109,7 +109,7 @@ title "Real files, and one of $((size >> 20)) MiB, which is four times the memor
 printf '$ head -c %s /dev/urandom >big.bin\n' "$size"
 head -c "$size" /dev/urandom >big.bin
 must 'cp -rL "$repository/proto" source'
-must "railfs put source $url/source/"
+must "railfs put -q source $url/source/"
 must "railfs put big.bin $url/"
 must "echo 'the first words' >words; railfs put words $url/words"
 must "railfs ls -l $url/"

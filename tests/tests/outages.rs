@@ -286,6 +286,13 @@ impl v1::control_server::Control for FromTheFuture {
     async fn status(&self, _: tonic::Request<v1::StatusRequest>) -> Answer<v1::StatusReply> {
         Err(tonic::Status::unimplemented("not here"))
     }
+    async fn bye(&self, _: tonic::Request<v1::ByeRequest>) -> Answer<v1::ByeReply> {
+        Err(tonic::Status::unimplemented("not here"))
+    }
+    type WatchStream = tonic::codegen::tokio_stream::Empty<Result<v1::WatchReply, tonic::Status>>;
+    async fn watch(&self, _: tonic::Request<tonic::Streaming<v1::WatchRequest>>) -> Answer<Self::WatchStream> {
+        Err(tonic::Status::unimplemented("not here"))
+    }
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl Said {
     /// A put that fails may all the same have happened.
     fn try_put(&self, client: &Arc<Client>, k: u8) -> Result<(), railfs_engine::error::Error> {
         let options = PutOptions {
-            attributes: Attributes { mode: 0o644, mtime_seconds: i64::from(k), mtime_nanoseconds: 0 },
+            attributes: Attributes { mode: 0o644, mtime_seconds: i64::from(k), mtime_nanoseconds: 0, owner: None },
             stripe_size: 1 << 20,
             page_size: 64 << 10,
             width: 2,

@@ -24,7 +24,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 pub struct BeginPut {
     /// Its name.
     pub name: ObjectName,
-    /// Mode and time.
+    /// Mode, time, owner.
     pub attributes: Attributes,
     /// Bytes.
     pub size: u64,
@@ -200,12 +200,7 @@ impl Control {
                     scope: Some(session.scope()),
                     session: session.id,
                     name: Some(begin.name.to_message()),
-                    attributes: Some(v1::Attributes {
-                        mode: begin.attributes.mode,
-                        mtime_seconds: begin.attributes.mtime_seconds,
-                        mtime_nanoseconds: begin.attributes.mtime_nanoseconds,
-                        size: begin.size,
-                    }),
+                    attributes: Some(begin.attributes.to_message(begin.size)),
                     stripe_size: begin.stripe_size,
                     page_size: begin.page_size,
                     width: begin.width,

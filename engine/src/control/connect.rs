@@ -16,6 +16,12 @@ use tonic::transport::{Channel, Endpoint};
 
 /// An address that does not answer delays the next one by this much, not by its whole deadline.
 const STAGGER: Duration = Duration::from_millis(250);
+/// Tickets that the first hello asks for: enough for the rails of most servers, so that they need no further one.
+const FIRST_TICKETS: u32 = 8;
+/// Most tickets that are asked for at once.
+const MOST_TICKETS: u32 = 64;
+/// A ticket that came with a hello so long ago is not used: asking anew finds out whether the session still lives.
+const TICKET_FRESH: Duration = Duration::from_secs(1);
 /// A silent connection is asked for a sign of life this often,
 const KEEPALIVE: Duration = Duration::from_secs(1);
 /// and given up after this long without one.
@@ -151,7 +157,7 @@ impl Control {
 
     async fn connect_any(&self, deadline: Instant) -> Result<(String, ControlClient<Channel>, Hello)> {
         let mut attempts = JoinSet::new();
-        let request = self.request(0);
+        let request = self.request(FIRST_TICKETS);
         let limit = self.config.connect_deadline.min(deadline.saturating_duration_since(Instant::now()));
         for (place, address) in (0u32..).zip(self.known_addresses()) {
             let request = request.clone();
@@ -202,6 +208,7 @@ impl Control {
                 _ => (Arc::new(session), true),
             };
             state.session = Some(Arc::clone(&session));
+            state.tickets = (hello.tickets.iter().cloned().collect(), Some(std::time::Instant::now()));
             state.links += 1;
             let link = Link { number: state.links, address, client, session };
             state.link = Some(link.clone());
@@ -215,16 +222,38 @@ impl Control {
         Ok(link)
     }
 
-    /// Hello again over the connection in use: a session that is still known, or a new one, and a ticket for a rail.
+    /// The tickets that came with a hello are there for the rails that are about to join.
+    fn stock(&self, tickets: Vec<Bytes>) {
+        self.state().tickets = (tickets.into(), Some(std::time::Instant::now()));
+    }
+
+    fn stocked(&self) -> Option<(Arc<Session>, Bytes)> {
+        let mut state = self.state();
+        let fresh = state.tickets.1.is_some_and(|came| came.elapsed() < TICKET_FRESH) && !state.closed;
+        let session = state.session.clone().filter(|_| fresh)?;
+        Some((session, state.tickets.0.pop_front()?))
+    }
+
+    /// A ticket for a rail: one that came with a hello just now, or by hello again over the connection in use, which
+    /// finds a session that is still known, or a new one.
     pub(super) async fn ticket(&self) -> Result<(Arc<Session>, Bytes)> {
         let deadline = Instant::now() + self.config.connect_deadline;
+        let late = || self.unreachable("no ticket in time".to_owned());
+        let _one = timeout_at(deadline, self.helloing.lock()).await.map_err(|_| late())?;
         let mut failed = None;
         loop {
             let link = self.link(failed, deadline).await?;
-            match self.hello_again(&link, 1, deadline).await {
+            if let Some(found) = self.stocked() {
+                return Ok(found);
+            }
+            // Both lanes of every rail: where one joins, the others are likely to.
+            let lanes = u32::try_from(link.session.listeners.len()).unwrap_or(u32::MAX).saturating_mul(2);
+            match self.hello_again(&link, lanes.clamp(2, MOST_TICKETS), deadline).await {
                 Ok((link, tickets)) => {
                     let missing = || Error::BadAnswer { peer: link.address.clone(), detail: "no ticket".to_owned() };
-                    let ticket = tickets.into_iter().next().ok_or_else(missing)?;
+                    let mut tickets = tickets.into_iter();
+                    let ticket = tickets.next().ok_or_else(missing)?;
+                    self.stock(tickets.collect());
                     return Ok((link.session, ticket));
                 }
                 Err(Error::Unreachable { .. }) if Instant::now() < deadline && failed.is_none() => {

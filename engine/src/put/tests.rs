@@ -33,7 +33,7 @@ impl Replier for Keep {
 fn entry(version: u64) -> Arc<Entry> {
     let striping = Striping::new(64 * M, 65536, 1 << 20, 1).unwrap();
     let replica = Replica { node: "n".into(), directory: Id([1; 16]) };
-    let attributes = Attributes { mode: 0, mtime_seconds: 0, mtime_nanoseconds: 0 };
+    let attributes = Attributes { mode: 0, mtime_seconds: 0, mtime_nanoseconds: 0, owner: None };
     let descriptor = Descriptor { version, attributes, striping, components: vec![vec![replica]] };
     Arc::new(Entry {
         source: Arc::new(Zeros(64 * M)),

@@ -3,21 +3,20 @@
 //! Guarantees: a list of any length is shown page by page in bounded memory; names are shown as their raw bytes, and in
 //! JSON as text beside a URL that is exact.
 
+use super::list::Pages;
 use super::show::end_of_output;
 use super::{connect, format};
 use crate::failure::Failure;
-use railfs_engine::client::{Client, Found, ListEntry, ListQuery, Object};
+use crate::status::Directory;
+use railfs_engine::client::{Client, Found, ListEntry, Object};
 use railfs_engine::error::Error;
-use railfs_proto::descriptor::Descriptor;
+use railfs_proto::descriptor::{Descriptor, Replica};
 use railfs_proto::name::Key;
 use railfs_proto::units::format_size;
 use railfs_proto::url::Url;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::sync::Arc;
-
-/// Entries that are asked for at once.
-const PAGE: u32 = 1000;
 
 /// How a list is shown.
 #[derive(Clone, Copy)]
@@ -51,36 +50,16 @@ fn list(client: &Arc<Client>, url: &Url, style: Style, out: &mut dyn Write) -> R
             Found::Directory(..) => {}
         }
     }
-    let prefix = url.key.as_ref().map(Key::below).unwrap_or_default();
-    let mut query = ListQuery {
-        namespace: url.namespace.as_str().to_owned(),
-        prefix: prefix.clone(),
-        delimited: !style.recursive,
-        after: Vec::new(),
-        limit: PAGE,
-    };
+    let mut pages = Pages::begin(client, url, style.recursive);
     let mut shown = false;
-    loop {
-        let listing = Client::wait(|done| client.list(query.clone(), done)).map_err(|error| match error {
-            Error::NotFound(_) => {
-                Failure::not_found(format!("namespace {}: nobody has put anything there", url.namespace))
-            }
-            error => error.into(),
-        })?;
-        for entry in &listing.entries {
-            shown = true;
-            show(url, entry, entry.key.strip_prefix(&*prefix).unwrap_or(&entry.key), style, out)?;
-        }
-        match listing.next {
-            Some(next) if next > query.after => query.after = next,
-            Some(_) => return Err(Failure::failed("list: the server's cursor does not advance")),
-            None => break,
+    while let Some(entries) = pages.next()? {
+        shown = true;
+        for entry in &entries {
+            show(url, entry, entry.key.strip_prefix(pages.prefix()).unwrap_or(&entry.key), style, out)?;
         }
     }
-    match &url.key {
-        Some(key) if !shown => Err(Failure::not_found(format!("{}/{key}/: nothing lies below it", url.namespace))),
-        _ => Ok(()),
-    }
+    // What was emptied again is a list without lines; that nothing lies below a key is worth a word.
+    if shown || url.key.is_none() { Ok(()) } else { Err(Pages::nothing(url)) }
 }
 
 fn show(url: &Url, entry: &ListEntry, name: &[u8], style: Style, out: &mut dyn Write) -> Result<(), Failure> {
@@ -119,7 +98,8 @@ fn show(url: &Url, entry: &ListEntry, name: &[u8], style: Style, out: &mut dyn W
     written.map_err(|error| end_of_output(&error))
 }
 
-fn attributes(descriptor: &Descriptor) -> serde_json::Map<String, Value> {
+/// What lists, stat and watch say of a version in JSON.
+pub fn attributes(descriptor: &Descriptor) -> serde_json::Map<String, Value> {
     let attributes = &descriptor.attributes;
     let fields = [
         ("version", json!(descriptor.version)),
@@ -128,7 +108,9 @@ fn attributes(descriptor: &Descriptor) -> serde_json::Map<String, Value> {
         ("mtime_seconds", json!(attributes.mtime_seconds)),
         ("mtime_nanoseconds", json!(attributes.mtime_nanoseconds)),
     ];
-    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    let owner = attributes.owner.map(|owner| [("uid", json!(owner.uid)), ("gid", json!(owner.gid))]);
+    let all = fields.into_iter().chain(owner.into_iter().flatten());
+    all.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// Shows one object.
@@ -144,6 +126,14 @@ pub fn stat(url: &Url, json: bool) -> Result<(), Failure> {
     };
     let client = connect(url)?;
     let found = Client::wait(|done| client.lookup(&name, done));
+    // Where the directories are: worth showing, not worth failing for.
+    let directories: Vec<Directory> = match &found {
+        Ok(Found::Object(_)) => {
+            client.server_status().map(|status| status.directories.iter().map(Directory::from).collect())
+        }
+        _ => Ok(Vec::new()),
+    }
+    .unwrap_or_default();
     client.close();
     let object = match found? {
         Found::Object(object) => object,
@@ -152,7 +142,7 @@ pub fn stat(url: &Url, json: bool) -> Result<(), Failure> {
             return Err(Failure::failed(format!("{name} is a directory: `railfs ls` lists what lies below it")));
         }
     };
-    let text = if json { stat_json(url, &object) } else { stat_text(&object) };
+    let text = if json { stat_json(url, &object, &directories) } else { stat_text(&object, &directories) };
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| end_of_output(&error))
 }
@@ -162,14 +152,25 @@ fn components(descriptor: &Descriptor) -> impl Iterator<Item = (u32, u64, &Vec<r
     (0u32..).zip(&descriptor.components).map(lengths)
 }
 
-fn stat_json(url: &Url, object: &Object) -> String {
+/// What the server says of the directory that a replica lies in.
+fn place<'a>(replica: &Replica, directories: &'a [Directory]) -> Option<&'a Directory> {
+    let id = replica.directory.to_string();
+    directories.iter().find(|directory| directory.id == id)
+}
+
+fn stat_json(url: &Url, object: &Object, directories: &[Directory]) -> String {
     let descriptor = &object.descriptor;
+    let replica = |replica: &Replica| {
+        let mut value = json!({ "node": replica.node, "directory": replica.directory.to_string() });
+        if let (Some(place), Some(fields)) = (place(replica, directories), value.as_object_mut()) {
+            fields.insert("path".to_owned(), json!(place.path));
+            fields.insert("state".to_owned(), json!(place.state));
+        }
+        value
+    };
     let components: Vec<Value> = components(descriptor)
         .map(|(index, length, replicas)| {
-            let replicas: Vec<Value> = replicas
-                .iter()
-                .map(|replica| json!({ "node": replica.node, "directory": replica.directory.to_string() }))
-                .collect();
+            let replicas: Vec<Value> = replicas.iter().map(replica).collect();
             json!({ "index": index, "length": length, "replicas": replicas })
         })
         .collect();
@@ -189,11 +190,15 @@ fn stat_json(url: &Url, object: &Object) -> String {
     format!("{value}\n")
 }
 
-fn stat_text(object: &Object) -> String {
+fn stat_text(object: &Object, directories: &[Directory]) -> String {
     let descriptor = &object.descriptor;
     let (striping, attributes) = (&descriptor.striping, &descriptor.attributes);
+    let owner = match attributes.owner {
+        Some(owner) => format!("   owner: {} group {}\n", owner.uid, owner.gid),
+        None => String::new(),
+    };
     let mut text = format!(
-        "  object: {}\n version: {}\n    size: {} ({})\n    mode: {:04o} (-{})\nmodified: {}.{:09} UTC\n  layout: {} stripes \
+        "  object: {}\n version: {}\n    size: {} ({})\n    mode: {:04o} (-{})\n{owner}modified: {}.{:09} UTC\n  layout: {} stripes \
          of {}, pages of {}, width {}\n",
         object.name,
         descriptor.version,
@@ -208,9 +213,13 @@ fn stat_text(object: &Object) -> String {
         format_size(striping.page_size().into()),
         striping.width()
     );
+    let shown = |replica: &Replica| match place(replica, directories) {
+        Some(place) if place.state == "ok" => format!("{} ({}) on {}", place.path, place.id, replica.node),
+        Some(place) => format!("{} ({}, {}) on {}", place.path, place.id, place.state, replica.node),
+        None => format!("{} on {}", replica.directory, replica.node),
+    };
     for (index, length, replicas) in components(descriptor) {
-        let places: Vec<String> =
-            replicas.iter().map(|replica| format!("{} on {}", replica.directory, replica.node)).collect();
+        let places: Vec<String> = replicas.iter().map(shown).collect();
         text.push_str(&format!("component {index}: {length} bytes in {}\n", places.join(", ")));
     }
     text
@@ -220,13 +229,13 @@ fn stat_text(object: &Object) -> String {
 ///
 /// # Errors
 /// Not found (3), conflict (4), a directory (1), unreachable (5).
-pub fn rm(url: &Url, if_version: Option<u64>) -> Result<(), Failure> {
+pub fn rm(url: &Url, if_version: Option<u64>, json: bool) -> Result<(), Failure> {
     let name = url.object().filter(|_| !url.directory);
     let Some(name) = name else {
         return Err(Failure::usage(format!("{url} names a directory: rm deletes one object, name those below it")));
     };
     let client = connect(url)?;
-    let result = client.delete(&name, if_version).map(|_version| ()).map_err(|error| match error {
+    let result = client.delete(&name, if_version).map_err(|error| match error {
         Error::NotFound(text) => match Client::wait(|done| client.lookup(&name, done)) {
             Ok(Found::Directory(..)) => {
                 Failure::failed(format!("{name} is a directory: rm deletes one object, name those below it"))
@@ -236,13 +245,19 @@ pub fn rm(url: &Url, if_version: Option<u64>) -> Result<(), Failure> {
         error => error.into(),
     });
     client.close();
-    result
+    let deleted = result?;
+    if json {
+        let value = json!({ "url": url.to_string(), "deleted": deleted });
+        let mut out = std::io::stdout().lock();
+        return writeln!(out, "{value}").and_then(|()| out.flush()).map_err(|error| end_of_output(&error));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use railfs_proto::descriptor::{Attributes, Id, Proof, Replica};
+    use railfs_proto::descriptor::{Attributes, Id, Owner, Proof};
     use railfs_proto::layout::Striping;
     use railfs_proto::name::ObjectName;
 
@@ -250,7 +265,7 @@ mod tests {
         let replica = |directory| vec![Replica { node: "n".to_owned(), directory: Id([directory; 16]) }];
         let descriptor = Descriptor {
             version: 2000,
-            attributes: Attributes { mode: 0o640, mtime_seconds: 0, mtime_nanoseconds: 7 },
+            attributes: Attributes { mode: 0o640, mtime_seconds: 0, mtime_nanoseconds: 7, owner: None },
             striping: Striping::new(200_000, 4096, 65536, 2).unwrap(),
             components: vec![replica(1), replica(2)],
         };
@@ -260,15 +275,36 @@ mod tests {
 
     #[test]
     fn one_object_as_text_and_as_json() {
-        let text = stat_text(&object());
+        let text = stat_text(&object(), &[]);
         assert!(text.contains(" version: 2000\n    size: 200000 (195.3 KiB)\n    mode: 0640 (-rw-r-----)\n"), "{text}");
         assert!(text.contains("4 stripes of 64 KiB, pages of 4 KiB, width 2"), "{text}");
         assert!(text.contains("component 1: 68928 bytes in 0202"), "{text}");
         let url = Url::parse("railfs://h/ns/d/f%ff").unwrap();
-        let value: Value = serde_json::from_str(&stat_json(&url, &object())).unwrap();
+        let value: Value = serde_json::from_str(&stat_json(&url, &object(), &[])).unwrap();
         assert_eq!((&value["version"], &value["mode"], &value["width"]), (&json!(2000), &json!("0640"), &json!(2)));
         assert_eq!(value["url"], json!("railfs://h/ns/d/f%FF"));
         assert_eq!(value["components"][1]["length"], json!(68928));
+        assert_eq!((value.get("uid"), value["components"][1]["replicas"][0].get("path")), (None, None));
+
+        // With what a server says of its directories, and with an owner.
+        let directory = Directory {
+            id: Id([2; 16]).to_string(),
+            path: "/srv/disk1".to_owned(),
+            state: "suspect".to_owned(),
+            ..Directory::default()
+        };
+        let mut owned = object();
+        owned.descriptor.attributes.owner = Some(Owner { uid: 1000, gid: 100 });
+        let text = stat_text(&owned, &[directory.clone()]);
+        assert!(text.contains("   owner: 1000 group 100\nmodified"), "{text}");
+        assert!(
+            text.contains("component 1: 68928 bytes in /srv/disk1 (0202") && text.contains(", suspect) on n"),
+            "{text}"
+        );
+        let value: Value = serde_json::from_str(&stat_json(&url, &owned, &[directory])).unwrap();
+        let replica = &value["components"][1]["replicas"][0];
+        assert_eq!((&replica["path"], &replica["state"]), (&json!("/srv/disk1"), &json!("suspect")));
+        assert_eq!((&value["uid"], &value["gid"]), (&json!(1000), &json!(100)));
     }
 
     #[test]

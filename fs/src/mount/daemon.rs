@@ -308,7 +308,12 @@ fn settings(job: &Job) -> Settings {
     Settings {
         namespace: job.url.namespace.clone(),
         root: job.url.key.clone(),
-        owner: Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw() },
+        owner: Owner {
+            only_uid: job.options.uid,
+            only_gid: job.options.gid,
+            umask: job.options.umask,
+            ..Owner::of(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+        },
         entry_ttl: ENTRY_TTL,
         metadata_ttl: job.options.metadata_ttl,
         mounted_at: (i64::try_from(now.as_secs()).unwrap_or(0), now.subsec_nanos()),

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 23] = [
     "ro",
     "nosuid",
     "nodev",
@@ -33,6 +33,9 @@ const KEYS: [&str; 20] = [
     "retry",
     "stop_timeout",
     "log",
+    "uid",
+    "gid",
+    "umask",
 ];
 
 /// How a mount is to be made.
@@ -72,6 +75,12 @@ pub struct Options {
     pub stop_timeout: Duration,
     /// Where the daemon's log goes; `None`: to a file beside its lock, or with `-f` to standard error.
     pub log: Option<PathBuf>,
+    /// Who owns everything; `None`: whoever it was put with, else the mounting user.
+    pub uid: Option<u32>,
+    /// The same of the group.
+    pub gid: Option<u32>,
+    /// Permission bits that nothing has, 0777 at most.
+    pub umask: u16,
 }
 
 impl Default for Options {
@@ -96,6 +105,9 @@ impl Default for Options {
             retry: Duration::ZERO,
             stop_timeout: STOP_DEADLINE,
             log: None,
+            uid: None,
+            gid: None,
+            umask: 0,
         }
     }
 }
@@ -153,6 +165,9 @@ impl Options {
             "stop_timeout" => self.stop_timeout = time(key, value, Duration::from_millis(100))?,
             "log" if value.is_empty() => return wrong("needs a path".to_owned()),
             "log" => self.log = Some(PathBuf::from(value)),
+            "uid" => self.uid = Some(id(key, value)?),
+            "gid" => self.gid = Some(id(key, value)?),
+            "umask" => self.umask = umask(key, value)?,
             "rw" => return Err(Failure::usage("option rw: a railfs mount is read-only, leave it out or say ro")),
             "" => return Err(Failure::usage("an empty option: there is a comma too many after -o")),
             _ => return Err(unknown(key)),
@@ -242,6 +257,8 @@ fn example(key: &str) -> &'static str {
         "readahead" => "16MiB",
         "threads" | "workers" => "4",
         "log" => "/var/log/railfs.log",
+        "uid" | "gid" => "1000",
+        "umask" => "027",
         _ => "10s",
     }
 }
@@ -271,6 +288,19 @@ fn size(key: &str, value: &str) -> Result<u64, Failure> {
 fn count(key: &str, value: &str) -> Result<usize, Failure> {
     let count = value.parse().ok().filter(|count| (1..=64).contains(count));
     count.ok_or_else(|| Failure::usage(format!("option {key}: \"{value}\" is not a number from 1 to 64")))
+}
+
+/// A number: names are looked up by whoever writes the option, as `uid=$(id -u NAME)`.
+fn id(key: &str, value: &str) -> Result<u32, Failure> {
+    let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    let id = value.parse().ok().filter(|id| digits && *id != u32::MAX);
+    id.ok_or_else(|| Failure::usage(format!("option {key}: \"{value}\" is not a number from 0 to {}", u32::MAX - 1)))
+}
+
+fn umask(key: &str, value: &str) -> Result<u16, Failure> {
+    let octal = !value.is_empty() && value.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+    let mask = u16::from_str_radix(value, 8).ok().filter(|mask| octal && *mask <= 0o777);
+    mask.ok_or_else(|| Failure::usage(format!("option {key}: \"{value}\" is not an octal number from 0 to 777")))
 }
 
 fn time(key: &str, value: &str, least: Duration) -> Result<Duration, Failure> {
@@ -307,6 +337,7 @@ mod tests {
             "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,arena=64MiB,threads=3,workers=4",
             "mode=snapshot,io=cached,readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
             "retry=5min,stop_timeout=3s",
+            "uid=1000,gid=0,umask=027",
         ];
         let options = Options::parse(&lists).unwrap();
         let want = Options {
@@ -327,6 +358,9 @@ mod tests {
             retry: Duration::from_secs(300),
             stop_timeout: Duration::from_secs(3),
             log: Some(PathBuf::from("/a,b")),
+            uid: Some(1000),
+            gid: Some(0),
+            umask: 0o027,
         };
         assert_eq!(options, want);
         let config = options.client_config("h:1".to_owned());
@@ -357,6 +391,12 @@ mod tests {
         assert!(fails("arena=99999999TiB").contains("too large"));
         assert!(fails("log=").contains("needs a path"));
         assert!(fails("ro\\").starts_with("unknown option"));
+        for wrong in ["uid=root", "gid=-1", "uid=+1", "uid=4294967295", "gid="] {
+            assert!(fails(wrong).contains("is not a number from 0 to 4294967294"), "{wrong}");
+        }
+        for wrong in ["umask=8", "umask=1000", "umask=0x1", "umask="] {
+            assert!(fails(wrong).contains("is not an octal number from 0 to 777"), "{wrong}");
+        }
     }
 
     #[test]

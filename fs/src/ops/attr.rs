@@ -1,9 +1,10 @@
 //! What the kernel is told of a file or directory.
 //!
-//! Guarantees: pure; a file's number is its version; modes are as put; sizes, blocks and block size agree.
+//! Guarantees: pure; a file's number is its version; modes and owners are as put, but for what the mount was told to show
+//! instead; sizes, blocks and block size agree.
 
 use railfs_engine::client::Object;
-use railfs_proto::descriptor::{Attributes, Descriptor};
+use railfs_proto::descriptor::{self, Attributes, Descriptor};
 
 /// Largest READ, bytes: what the kernel is told at INIT, and what the memory plan counts with.
 pub const MAX_READ: u32 = 1 << 20;
@@ -36,9 +37,9 @@ pub struct Attr {
     pub perm: u16,
     /// 1 of a file, 2 of a directory.
     pub nlink: u32,
-    /// The mounting user.
+    /// User id.
     pub uid: u32,
-    /// And group.
+    /// Group id.
     pub gid: u32,
     /// Bytes that programs are advised to read at once, a power of two.
     pub blksize: u32,
@@ -51,7 +52,7 @@ pub struct Facts {
     pub version: u64,
     /// Bytes.
     pub size: u64,
-    /// Mode and modification time.
+    /// Mode, modification time, owner.
     pub attributes: Attributes,
 }
 
@@ -66,13 +67,31 @@ impl Facts {
     }
 }
 
-/// Who owns everything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Who owns what is shown, and which permission bits are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// User id.
+    /// User id of what was put without an owner, and of directories: the mounting user's.
     pub uid: u32,
-    /// Group id.
+    /// The same of its group.
     pub gid: u32,
+    /// Option `uid`: of everything.
+    pub only_uid: Option<u32>,
+    /// Option `gid`: of everything.
+    pub only_gid: Option<u32>,
+    /// Option `umask`: permission bits that nothing has.
+    pub umask: u16,
+}
+
+impl Owner {
+    /// Of everything that was put without one; modes as they are.
+    pub fn of(uid: u32, gid: u32) -> Owner {
+        Owner { uid, gid, ..Owner::default() }
+    }
+
+    fn shown(&self, kept: Option<descriptor::Owner>) -> (u32, u32) {
+        let kept = kept.unwrap_or(descriptor::Owner { uid: self.uid, gid: self.gid });
+        (self.only_uid.unwrap_or(kept.uid), self.only_gid.unwrap_or(kept.gid))
+    }
 }
 
 /// A file's attributes.
@@ -80,6 +99,7 @@ pub fn file(facts: Facts, owner: Owner) -> Attr {
     // Programs size their buffers by it: one READ for a small file, whole megabytes for a large one (a direct READ pins
     // its buffer's pages whether or not there are bytes for them).
     let blksize = u32::try_from(facts.size.clamp(4096, u64::from(MAX_READ))).map_or(MAX_READ, u32::next_power_of_two);
+    let (uid, gid) = owner.shown(facts.attributes.owner);
     Attr {
         ino: facts.version,
         size: facts.size,
@@ -87,16 +107,17 @@ pub fn file(facts: Facts, owner: Owner) -> Attr {
         mtime_seconds: facts.attributes.mtime_seconds,
         mtime_nanoseconds: facts.attributes.mtime_nanoseconds,
         kind: Kind::File,
-        perm: u16::try_from(facts.attributes.mode & 0o7777).unwrap_or(0),
+        perm: u16::try_from(facts.attributes.mode & 0o7777).unwrap_or(0) & !owner.umask,
         nlink: 1,
-        uid: owner.uid,
-        gid: owner.gid,
+        uid,
+        gid,
         blksize,
     }
 }
 
 /// A directory's attributes; `mtime` is the namespace's last commit.
 pub fn directory(ino: u64, mtime: (i64, u32), owner: Owner) -> Attr {
+    let (uid, gid) = owner.shown(None);
     Attr {
         ino,
         size: 0,
@@ -104,10 +125,10 @@ pub fn directory(ino: u64, mtime: (i64, u32), owner: Owner) -> Attr {
         mtime_seconds: mtime.0,
         mtime_nanoseconds: mtime.1,
         kind: Kind::Directory,
-        perm: 0o555,
+        perm: 0o555 & !owner.umask,
         nlink: 2,
-        uid: owner.uid,
-        gid: owner.gid,
+        uid,
+        gid,
         blksize: 4096,
     }
 }
@@ -117,17 +138,36 @@ mod tests {
     use super::*;
 
     fn facts(size: u64) -> Facts {
-        Facts { version: 2000, size, attributes: Attributes { mode: 0o4755, mtime_seconds: -7, mtime_nanoseconds: 9 } }
+        Facts {
+            version: 2000,
+            size,
+            attributes: Attributes { mode: 0o4755, mtime_seconds: -7, mtime_nanoseconds: 9, owner: None },
+        }
     }
 
     #[test]
     fn sizes_blocks_and_modes() {
-        let owner = Owner { uid: 3, gid: 4 };
+        let owner = Owner::of(3, 4);
         let attr = file(facts(1025), owner);
         assert_eq!((attr.ino, attr.size, attr.blocks, attr.perm), (2000, 1025, 3, 0o4755));
         assert_eq!((attr.nlink, attr.uid, attr.gid, attr.mtime_seconds), (1, 3, 4, -7));
         let blksize = |size| file(facts(size), owner).blksize;
         assert_eq!([blksize(0), blksize(4097), blksize(1 << 20), blksize(u64::MAX)], [4096, 8192, 1 << 20, 1 << 20]);
         assert_eq!(file(facts(u64::MAX), owner).blocks, 1 << 55);
+    }
+    #[test]
+    fn owners_are_as_put_or_as_the_mount_was_told() {
+        let mut kept = facts(1);
+        kept.attributes.owner = Some(descriptor::Owner { uid: 1000, gid: 0 });
+        let ids = |attr: Attr| (attr.uid, attr.gid, attr.perm);
+        let user = Owner::of(3, 4);
+        assert_eq!(ids(file(kept, user)), (1000, 0, 0o4755));
+        assert_eq!(ids(file(facts(1), user)), (3, 4, 0o4755));
+        assert_eq!(ids(directory(9, (0, 0), user)), (3, 4, 0o555));
+        let told = Owner { only_uid: Some(7), umask: 0o027, ..user };
+        assert_eq!(ids(file(kept, told)), (7, 0, 0o4750));
+        assert_eq!(ids(directory(9, (0, 0), told)), (7, 4, 0o550));
+        let group = Owner { only_gid: Some(8), ..user };
+        assert_eq!(ids(file(kept, group)), (1000, 8, 0o4755));
     }
 }

@@ -182,7 +182,12 @@ mod tests {
     fn descriptor(version: u64) -> railfs_proto::descriptor::Descriptor {
         railfs_proto::descriptor::Descriptor {
             version,
-            attributes: railfs_proto::descriptor::Attributes { mode: 0, mtime_seconds: 0, mtime_nanoseconds: 0 },
+            attributes: railfs_proto::descriptor::Attributes {
+                mode: 0,
+                mtime_seconds: 0,
+                mtime_nanoseconds: 0,
+                owner: None,
+            },
             striping: railfs_proto::layout::Striping::new(0, 4096, 4096, 1).unwrap(),
             components: Vec::new(),
         }

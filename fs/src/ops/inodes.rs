@@ -210,7 +210,7 @@ mod tests {
         Key::new(text.as_bytes().to_vec()).unwrap()
     }
     fn facts(version: u64) -> Facts {
-        let attributes = Attributes { mode: 0o644, mtime_seconds: 0, mtime_nanoseconds: 0 };
+        let attributes = Attributes { mode: 0o644, mtime_seconds: 0, mtime_nanoseconds: 0, owner: None };
         Facts { version, size: 1, attributes }
     }
 

@@ -7,6 +7,7 @@ use super::{FileSystem, Shared};
 use railfs_engine::clock::Time;
 use railfs_engine::error::Error;
 use railfs_proto::v1::StatusReply;
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -46,12 +47,18 @@ impl Cache {
     }
 }
 
-/// The sum over the server's directories.
+/// The sum over the file systems that the server's directories lie on, each counted once.
 fn sum(reply: &StatusReply) -> Space {
-    let total = |bytes: fn(&railfs_proto::v1::DirectoryStatus) -> u64| {
-        reply.directories.iter().fold(0u64, |sum, directory| sum.saturating_add(bytes(directory))) / u64::from(BLOCK)
-    };
-    Space { blocks: total(|d| d.total_bytes), available: total(|d| d.available_bytes), files: reply.objects }
+    let mut counted = HashSet::new();
+    // A server that does not say which file system a directory is on says 0 of all: they count each.
+    let one_each = reply.directories.iter().filter(|d| d.filesystem == 0 || counted.insert(d.filesystem));
+    let (mut total, mut available) = (0u64, 0u64);
+    for directory in one_each {
+        total = total.saturating_add(directory.total_bytes);
+        available = available.saturating_add(directory.available_bytes);
+    }
+    let block = u64::from(BLOCK);
+    Space { blocks: total / block, available: available / block, files: reply.objects }
 }
 
 impl FileSystem {
@@ -100,5 +107,30 @@ impl Shared {
         for waiter in waiting {
             waiter(known);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use railfs_proto::v1::DirectoryStatus;
+
+    #[test]
+    fn a_disk_counts_once_however_many_directories_are_on_it() {
+        let on = |filesystem, total_bytes| DirectoryStatus {
+            filesystem,
+            total_bytes,
+            available_bytes: total_bytes / 2,
+            ..Default::default()
+        };
+        let space = |directories: Vec<DirectoryStatus>| {
+            let space = sum(&StatusReply { directories, objects: 3, ..Default::default() });
+            (space.blocks, space.available, space.files)
+        };
+        let block = u64::from(BLOCK);
+        assert_eq!(space(vec![on(7, 10 * block), on(7, 10 * block), on(8, 4 * block)]), (14, 7, 3));
+        assert_eq!(space(vec![on(0, 10 * block), on(0, 10 * block)]), (20, 10, 3), "an older server does not say");
+        assert_eq!(space(vec![on(1, u64::MAX), on(2, u64::MAX)]).0, u64::MAX / block);
+        assert_eq!(space(vec![]), (0, 0, 3));
     }
 }

@@ -15,7 +15,7 @@ fn rig_at(root: Option<&str>) -> Rig {
     let settings = Settings {
         namespace: Namespace::new("ns").unwrap(),
         root: root.map(|root| Key::new(root.as_bytes().to_vec()).unwrap()),
-        owner: Owner { uid: 10, gid: 20 },
+        owner: Owner::of(10, 20),
         entry_ttl: Duration::from_secs(1),
         metadata_ttl: Duration::from_secs(1),
         mounted_at: (77, 0),
@@ -443,4 +443,41 @@ fn seeking_finds_no_holes() {
         assert_eq!(rig.fs.seek(handle, bad, Seek::Hole), Err(Errno::NXIO));
     }
     assert_eq!(rig.fs.seek(99, 0, Seek::Data), Err(Errno::BADF));
+}
+
+#[test]
+fn extended_attributes_are_of_the_inode_and_foreign_names_ask_nobody() {
+    let rig = rig();
+    let version = rig.fake.put("f", &[1; 100_000]);
+    rig.fake.put("d/g", b"x");
+    let file = rig.lookup(ROOT, "f").unwrap().attr.ino;
+    let directory = rig.lookup(ROOT, "d").unwrap().attr.ino;
+    let value = |ino, name: &str, room| {
+        let answer: Result<Xattr, Errno> = got(|reply| rig.fs.getxattr(ino, name.as_bytes(), room, reply));
+        answer.map(|value| match value {
+            Xattr::Size(size) => size.to_string(),
+            Xattr::Bytes(bytes) => String::from_utf8(bytes).unwrap(),
+        })
+    };
+    assert_eq!(value(file, "user.railfs.version", 100), Ok(version.to_string()));
+    assert_eq!(value(file, "user.railfs.version", 0), Ok("4".to_owned()));
+    assert_eq!(value(file, "user.railfs.version", 3), Err(Errno::RANGE));
+    assert_eq!(value(file, "user.railfs.stripes", 100), Ok("count=2 size=65536 page=4096 width=1".to_owned()));
+    let asked = || [rig.fake.calls("lookup"), rig.fake.calls("check"), rig.fake.calls("list")];
+    let before = asked();
+    assert_eq!(value(file, "security.selinux", 100), Err(Errno::OPNOTSUPP));
+    assert_eq!(value(file, "system.posix_acl_access", 0), Err(Errno::OPNOTSUPP));
+    assert_eq!(value(file, "user.mine", 100), Err(Errno::NODATA));
+    assert_eq!(value(directory, "user.railfs.version", 100), Err(Errno::NODATA));
+    assert_eq!(rig.fs.listxattr(directory, 100), Ok(Xattr::Bytes(vec![])));
+    assert_eq!(asked(), before, "none of these asks the store");
+    assert_eq!(value(424_242, "user.railfs.version", 100), Err(Errno::STALE));
+    // One that is known from a list only is looked up for its layout.
+    let listed = rig.list(directory, 100, true).into_iter().find(|line| line.name == "g").unwrap().ino;
+    assert_eq!(value(listed, "user.railfs.stripes", 100), Ok("count=1 size=65536 page=4096 width=1".to_owned()));
+    rig.fake.put("d/g", b"y");
+    let listed = rig.list(directory, 100, true).into_iter().find(|line| line.name == "g").unwrap().ino;
+    rig.fake.fail(Some(gone()));
+    assert_eq!(value(listed, "user.railfs.components", 100), Err(Errno::TIMEDOUT));
+    assert_eq!(value(listed, "user.railfs.version", 100), Ok(listed.to_string()));
 }

@@ -93,7 +93,7 @@ impl Fake {
         let version = state.last_version;
         let descriptor = Descriptor {
             version,
-            attributes: Attributes { mode, mtime_seconds: state.mtime, mtime_nanoseconds: 5 },
+            attributes: Attributes { mode, mtime_seconds: state.mtime, mtime_nanoseconds: 5, owner: None },
             striping: Striping::new(size, 4096, 65536, 1).unwrap(),
             components: Vec::new(),
         };

@@ -4,7 +4,7 @@
 #![allow(dead_code)] // each test that includes this file uses a part of it
 
 use railfs_proto::component::{BlockId, Header, TableBlock};
-use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof, Replica};
+use railfs_proto::descriptor::{Attributes, Descriptor, Id, Owner, Proof, Replica};
 use railfs_proto::frame::{self, FrameKind, Trailer};
 use railfs_proto::layout::Striping;
 use railfs_proto::logfile::{SegmentHeader, append_record, encode_marker, record_seed};
@@ -28,10 +28,22 @@ pub fn descriptor() -> Descriptor {
     let replicas = |directory| vec![Replica { node: "node-a".into(), directory }];
     Descriptor {
         version: VERSION,
-        attributes: Attributes { mode: 0o640, mtime_seconds: 1_767_225_600, mtime_nanoseconds: 123_456_789 },
+        attributes: Attributes {
+            mode: 0o640,
+            mtime_seconds: 1_767_225_600,
+            mtime_nanoseconds: 123_456_789,
+            owner: None,
+        },
         striping: Striping::new((5 << 20) + 70_000, 65_536, 1 << 20, 3).unwrap(),
         components: DIRECTORIES.map(replicas).to_vec(),
     }
+}
+
+/// The same, put with its owner.
+pub fn owned_descriptor() -> Descriptor {
+    let owner = Some(Owner { uid: 1000, gid: 0 });
+    let plain = descriptor();
+    Descriptor { attributes: Attributes { owner, ..plain.attributes }, ..plain }
 }
 
 pub fn proof() -> Proof {
@@ -187,6 +199,7 @@ pub fn directory_status() -> v1::DirectoryStatus {
         available_bytes: 1 << 39,
         holds_log: true,
         reason: String::new(),
+        filesystem: 0,
     }
 }
 
@@ -197,6 +210,50 @@ pub fn missing_directory_status() -> v1::DirectoryStatus {
         available_bytes: 0,
         reason: "it does not exist".into(),
         ..directory_status()
+    }
+}
+
+/// What a watch was asked for first.
+pub fn watch_request() -> v1::WatchRequest {
+    v1::WatchRequest {
+        scope: Some(scope()),
+        namespace: "photos-1".into(),
+        prefix: b"2026/"[..].into(),
+        from: 103,
+        acknowledges: true,
+        acknowledged: 0,
+    }
+}
+
+pub fn changes() -> [(&'static str, v1::Change); 2] {
+    let put = v1::Change {
+        sequence: 103,
+        time_seconds: 1_767_225_603,
+        time_nanoseconds: 7,
+        key: b"2026/caf\xc3\xa9 \xff.raw"[..].into(),
+        version: VERSION,
+        deleted: false,
+        before: 0,
+        descriptor: Some(owned_descriptor().to_message()),
+    };
+    let delete = v1::Change {
+        sequence: 105,
+        version: VERSION + 1,
+        deleted: true,
+        before: VERSION,
+        descriptor: None,
+        ..put.clone()
+    };
+    [("Change-put", put), ("Change-delete", delete)]
+}
+
+pub fn watch_reply() -> v1::WatchReply {
+    v1::WatchReply {
+        outcome: Some(ok_outcome()),
+        changes: changes().map(|(_, change)| change).to_vec(),
+        next: 106,
+        oldest: 1,
+        latest: 107,
     }
 }
 
@@ -322,6 +379,10 @@ pub fn put_record() -> v1::PutRecord {
         request: vec![0x11; 16].into(),
         descriptor: Some(descriptor().to_message()),
     }
+}
+/// Of a put that kept the owner.
+pub fn owned_put_record() -> v1::PutRecord {
+    v1::PutRecord { descriptor: Some(owned_descriptor().to_message()), ..put_record() }
 }
 pub fn delete_record() -> v1::DeleteRecord {
     v1::DeleteRecord {

@@ -15,7 +15,7 @@ use railfs_proto::v1::{ReclaimRecord, Record, ReserveRecord, StopRecord, record:
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// Bytes of records in one batch, about: more would make those at its beginning wait.
 const BATCH_BYTES: usize = 1 << 20;
@@ -85,6 +85,8 @@ pub(super) struct Committer {
     pub(super) keeper: Arc<dyn SequenceKeeper>,
     pub(super) frozen: Arc<OnceLock<String>>,
     pub(super) revision: Arc<AtomicU64>,
+    /// Tells those who wait for changes.
+    pub(super) latest: watch::Sender<u64>,
     /// Versions up to this one are reserved.
     pub(super) reserved: u64,
     /// What markers and the index on disk know.
@@ -187,6 +189,7 @@ impl Committer {
                     Ok(()) => {
                         self.reserved = batch.reserved;
                         self.revision.store(last, Ordering::SeqCst);
+                        self.latest.send_replace(last);
                         Ok(())
                     }
                     Err(error) => {

@@ -64,6 +64,51 @@ fn a_put_is_seen_and_replaces() {
     });
 }
 
+/// All changes from a number on, read in steps of two.
+async fn changes(catalog: &Arc<dyn Catalog>, from: u64) -> Vec<(u64, String, bool)> {
+    let (mut at, mut all) = (ChangesAt::number(from), Vec::new());
+    loop {
+        let read = catalog.changes(at, 2).await.unwrap();
+        assert!(read.changes.len() <= 2 && read.at.next >= at.next && read.oldest == 1);
+        all.extend(read.changes.iter().map(|change| {
+            let deleted = matches!(change.done, Done::Delete { .. });
+            (change.sequence, change.name.key.to_string(), deleted)
+        }));
+        if read.at.next > read.latest {
+            return all;
+        }
+        at = read.at;
+    }
+}
+
+#[test]
+fn changes_are_numbered_and_read_on_from_any_number() {
+    on_both(|catalog| async move {
+        let v = reserve(&catalog, 100).await;
+        let mut latest = catalog.latest();
+        let start = *latest.borrow_and_update();
+        for n in 0..30 {
+            catalog.commit_put(put(&format!("k{}", n % 7), v + n)).await.unwrap();
+        }
+        assert!(latest.has_changed().unwrap() && *latest.borrow_and_update() == catalog.revision());
+        catalog.commit_put(put("k0", v)).await.unwrap();
+        let all = changes(&catalog, 1).await;
+        assert_eq!(all.len(), 30, "a put that lost is no change");
+        assert!(all.is_sorted() && all[0].0 > start && all[29].0 <= catalog.revision());
+        catalog.delete(delete("k3", v + 50)).await.unwrap();
+        let last = catalog.revision();
+        assert_eq!(changes(&catalog, last).await, [(last, "k3".to_owned(), true)]);
+        for (at, change) in all.iter().enumerate() {
+            assert_eq!(changes(&catalog, change.0).await[..30 - at], all[at..], "from {}", change.0);
+        }
+        assert_eq!(changes(&catalog, last + 1).await, []);
+        let beyond = catalog.changes(ChangesAt::number(last + 2), 1).await;
+        assert_eq!(beyond, Err(ChangesError::Beyond { wanted: last + 2, latest: last }));
+        let old = catalog.changes(ChangesAt::number(0), 1).await;
+        assert_eq!(old, Err(ChangesError::TooOld { wanted: 0, oldest: 1 }));
+    });
+}
+
 #[test]
 fn i8_an_older_put_loses_to_a_newer_put_and_to_a_delete() {
     on_both(|catalog| async move {

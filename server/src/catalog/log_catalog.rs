@@ -1,6 +1,8 @@
 //! The catalog of one node: the log is the truth, the index makes it quick to read.
 
 use super::batch::{Command, Committer, Reply, SequenceKeeper};
+use super::changes::{Changes, ChangesAt, ChangesError};
+use super::history::History;
 use super::index::{Index, IndexError, Kept, Reader, Tables};
 use super::log::{LogIdentity, LogWriter};
 use super::recovery::{StartError, Survey, known, survey};
@@ -20,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// Commits that may be queued; more are refused.
 const QUEUE: usize = 4096;
@@ -129,8 +131,12 @@ pub struct LogCatalog {
     commands: Sender<Command>,
     frozen: Arc<OnceLock<String>>,
     revision: Arc<AtomicU64>,
+    latest: watch::Receiver<u64>,
+    history: History,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     read_only: Option<String>,
+    /// Of a read-only one: says nothing, ever, but those who watch wait.
+    silent: Option<watch::Sender<u64>>,
 }
 
 impl std::fmt::Debug for LogCatalog {
@@ -244,6 +250,7 @@ impl LogCatalog {
         replayed: u64,
         why: String,
     ) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
+        let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
         let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
         let before = Replay::new(&index, options.requests).map_err(broken)?.kept;
         let last = found.next.saturating_sub(1);
@@ -260,11 +267,15 @@ impl LogCatalog {
         let incarnation = READ_ONLY_RUN | (u64::from_le_bytes(number) & (READ_ONLY_RUN - 1));
         let previous = before.previous();
         let (commands, _) = bounded(1);
+        let (silent, latest) = watch::channel(last);
         let catalog = LogCatalog {
             index: Arc::new(index),
             commands,
             frozen: Arc::default(),
             revision: Arc::new(AtomicU64::new(last)),
+            latest,
+            history: History::new(identity, options.logs.clone()),
+            silent: Some(silent),
             thread: Mutex::default(),
             read_only: Some(why),
         };
@@ -300,6 +311,8 @@ impl LogCatalog {
         let index = Arc::new(index);
         let frozen: Arc<OnceLock<String>> = Arc::default();
         let revision = Arc::new(AtomicU64::new(sequence));
+        let (latest, shown) = watch::channel(sequence);
+        let history = History::new(*writer.identity(), options.logs);
         let committer = Committer {
             index: Arc::clone(&index),
             writer,
@@ -309,6 +322,7 @@ impl LogCatalog {
             keeper: options.keeper,
             frozen: Arc::clone(&frozen),
             revision: Arc::clone(&revision),
+            latest,
             reserved: before.reserved,
             kept: sequence,
             short: false,
@@ -323,7 +337,10 @@ impl LogCatalog {
         });
         let thread = thread.map_err(|error| StartError::Write(error.to_string()))?;
         let thread = Mutex::new(Some(thread));
-        Ok((Arc::new(LogCatalog { index, commands, frozen, revision, thread, read_only: None }), recovered))
+        let (read_only, silent) = (None, None);
+        let catalog =
+            LogCatalog { index, commands, frozen, revision, latest: shown, history, thread, read_only, silent };
+        Ok((Arc::new(catalog), recovered))
     }
 
     /// Records a clean stop and brings markers and index up to date. Commits that come later are refused.
@@ -429,6 +446,20 @@ impl Catalog for LogCatalog {
 
     fn reclaimed(&self, versions: Vec<u64>) -> BoxFuture<'_, Result<(), CatalogError>> {
         Box::pin(self.submit(|reply| Command::Reclaimed(versions, reply)))
+    }
+
+    fn changes(&self, at: ChangesAt, limit: usize) -> BoxFuture<'_, Result<Changes, ChangesError>> {
+        let (history, latest) = (self.history.clone(), self.revision());
+        // Reads files: not on a thread of the runtime.
+        let read = tokio::task::spawn_blocking(move || history.read(at, limit.max(1), latest));
+        Box::pin(async move {
+            let lost = |error: tokio::task::JoinError| Refusal::Index(format!("reading the log back: {error}"));
+            read.await.map_err(|error| CatalogError::from(lost(error)))?
+        })
+    }
+
+    fn latest(&self) -> watch::Receiver<u64> {
+        self.latest.clone()
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<Counts, CatalogError>> {

@@ -2,8 +2,8 @@
 //! demand. It passes the same suite as the real one, and where the real one seeks this one looks at everything.
 
 use super::{
-    BoxFuture, Catalog, CatalogError, Condition, Conflict, Counts, Delete, DeleteOutcome, Entry, List, Looked, Page,
-    Put, PutOutcome, Refusal, RequestId, Standing, Time,
+    BoxFuture, Catalog, CatalogError, Change, Changes, ChangesAt, ChangesError, Condition, Conflict, Counts, Delete,
+    DeleteOutcome, Done, Entry, List, Looked, Page, Put, PutOutcome, Refusal, RequestId, Standing, Time,
 };
 use railfs_proto::limits::LAST_UNUSED_VERSION;
 use railfs_proto::name::ObjectName;
@@ -37,12 +37,14 @@ struct State {
     revision: u64,
     seconds: i64,
     frozen: Option<String>,
+    changes: Vec<Change>,
 }
 
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryCatalog {
     state: Mutex<State>,
+    latest: tokio::sync::watch::Sender<u64>,
     faults: Mutex<VecDeque<Fault>>,
     /// Lookups give up the thread once before they answer.
     slow_reads: bool,
@@ -88,7 +90,9 @@ impl MemoryCatalog {
         if let Some(why) = &state.frozen {
             return Err(Refusal::Frozen(why.clone()).into());
         }
-        Ok(apply(&mut state)?)
+        let done = apply(&mut state)?;
+        self.latest.send_replace(state.revision);
+        Ok(done)
     }
 
     fn look(&self, name: &ObjectName) -> Looked {
@@ -112,11 +116,12 @@ impl State {
         self.objects.get(name).map(|descriptor| descriptor.version)
     }
 
-    fn changed(&mut self, name: &ObjectName) {
+    fn changed(&mut self, name: &ObjectName, done: Done) {
         self.revision += 1;
         self.seconds += 1;
-        let now = Time { seconds: self.seconds, nanoseconds: 7 };
-        self.namespaces.insert(name.namespace.to_string(), now);
+        let time = Time { seconds: self.seconds, nanoseconds: 7 };
+        self.namespaces.insert(name.namespace.to_string(), time);
+        self.changes.push(Change { sequence: self.revision, time, name: name.clone(), done });
     }
 
     fn supersede(&mut self, name: &ObjectName) -> Option<u64> {
@@ -163,7 +168,7 @@ impl State {
             return Ok(PutOutcome::Conflict(Conflict::NotADirectory { object: object.clone() }));
         }
         let replaced = self.supersede(&put.name);
-        self.changed(&put.name);
+        self.changed(&put.name, Done::Put(put.descriptor.clone()));
         self.tombstones.remove(&put.name);
         self.objects.insert(put.name.clone(), put.descriptor);
         let outcome = PutOutcome::Committed { version, replaced };
@@ -192,7 +197,7 @@ impl State {
             });
         }
         self.supersede(&delete.name);
-        self.changed(&delete.name);
+        self.changed(&delete.name, Done::Delete { version: delete.version, deleted });
         self.tombstones.insert(delete.name.clone(), delete.version);
         let outcome = DeleteOutcome::Deleted { deleted, version: delete.version };
         self.deletes.insert(delete.request, (delete.name, outcome.clone()));
@@ -297,6 +302,27 @@ impl Catalog for MemoryCatalog {
             state.revision += 1;
             Ok(())
         })
+    }
+
+    fn changes(&self, at: ChangesAt, limit: usize) -> BoxFuture<'_, Result<Changes, ChangesError>> {
+        Box::pin(async move {
+            let state = self.state.lock().unwrap();
+            let (oldest, latest) = (1, state.revision);
+            if at.next > latest + 1 {
+                return Err(ChangesError::Beyond { wanted: at.next, latest });
+            }
+            if at.next < oldest {
+                return Err(ChangesError::TooOld { wanted: at.next, oldest });
+            }
+            let wanted = state.changes.iter().filter(|change| change.sequence >= at.next);
+            let changes: Vec<Change> = wanted.take(limit).cloned().collect();
+            let next = if changes.len() < limit { latest + 1 } else { changes[limit - 1].sequence + 1 };
+            Ok(Changes { changes, at: ChangesAt { next, ..at }, oldest, latest })
+        })
+    }
+
+    fn latest(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.latest.subscribe()
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<Counts, CatalogError>> {

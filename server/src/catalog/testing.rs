@@ -22,7 +22,7 @@ pub(crate) fn descriptor(version: u64) -> Descriptor {
     let striping = Striping::new(version * 3, 4096, 65536, 1).unwrap();
     Descriptor {
         version,
-        attributes: Attributes { mode: 0o644, mtime_seconds: 5, mtime_nanoseconds: 6 },
+        attributes: Attributes { mode: 0o644, mtime_seconds: 5, mtime_nanoseconds: 6, owner: None },
         striping,
         components: vec![vec![Replica { node: "n".to_owned(), directory: Id([1; 16]) }]],
     }

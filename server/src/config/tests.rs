@@ -222,7 +222,7 @@ fn the_page_of_metrics_lists_every_counter_of_a_server_and_no_other() {
     let mut named: Vec<&str> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
     let counters = crate::node::Counters::default().list();
     let mut known: Vec<&str> = counters.iter().map(|(name, _)| *name).collect();
-    known.extend(["superseded_versions", "namespaces", "open_files"]);
+    known.extend(["superseded_versions", "namespaces", "open_files", "watchers"]);
     known.extend(["pins", "pin_leases", "pins_refused", "pins_lapsed"]);
     named.sort_unstable();
     known.sort_unstable();

@@ -1,8 +1,9 @@
 //! Sessions and rail tickets: a pure table, with the clock passed in.
 //!
 //! Guarantees: a ticket lets exactly one connection join exactly one session, within [`TICKET_LIFE`]; a session ends when
-//! it has had neither a connection nor a hello for [`SESSION_IDLE`]; both tables are bounded. Where the table of sessions
-//! is full, the one that has been without a connection longest makes room: commands come and go without a word.
+//! its client says so, or when it has had neither a connection nor a hello for [`SESSION_IDLE`]; both tables are bounded.
+//! Where the table of sessions is full, the one that has been without a connection longest makes room: clients die
+//! without a word.
 
 use railfs_engine::clock::Time;
 use railfs_engine::rail::Lane;
@@ -157,6 +158,15 @@ impl<C: Clone> Sessions<C> {
         self.sessions.values().map(|session| session.connections.len()).sum()
     }
 
+    /// The client is done with its session. False when there was none.
+    pub fn end(&mut self, id: u64) -> bool {
+        let Some(session) = self.sessions.remove(&id) else { return false };
+        for ticket in &session.tickets {
+            self.tickets.remove(ticket);
+        }
+        true
+    }
+
     /// Ends sessions that were idle too long, and voids old tickets. Returns the sessions that ended.
     pub fn expire(&mut self, now: Time) -> Vec<u64> {
         let old = |session: &Session<C>| session.connections.is_empty() && now.since(session.active) > SESSION_IDLE;
@@ -199,6 +209,21 @@ mod tests {
         sessions.issue(7, [2; 16], at(1));
         assert_eq!(sessions.redeem(7, &[2; 16], at(32)), Err(TicketError::Expired));
         assert_eq!(sessions.redeem(7, &[3; 16], at(32)), Err(TicketError::Unknown));
+    }
+
+    #[test]
+    fn a_session_that_was_ended_leaves_nothing() {
+        let mut sessions = Sessions::<()>::default();
+        assert!(sessions.open(7, at(0)) && sessions.open(8, at(0)));
+        sessions.issue(7, [1; 16], at(0));
+        sessions.issue(8, [2; 16], at(0));
+        assert!(sessions.connected(7, 1, Lane::Bulk, ()));
+        assert!(sessions.end(7) && !sessions.end(7));
+        assert_eq!((sessions.len(), sessions.tickets.len()), (1, 1));
+        assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Err(TicketError::Unknown));
+        sessions.closed(7, 1, at(2));
+        assert_eq!(sessions.expire(at(2)), []);
+        assert_eq!(sessions.redeem(8, &[2; 16], at(1)), Ok(()));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::node::{Node, count, lock};
 use crate::put::recover;
 use crate::store::StripeDirectory;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Replica};
+use railfs_proto::limits::MIN_PAGE;
 use railfs_proto::name::ObjectName;
 use railfs_proto::reply::Refusal;
 use railfs_proto::v1::Code;
@@ -23,7 +24,7 @@ pub struct BeginPut {
     pub session: u64,
     /// The object's name.
     pub name: ObjectName,
-    /// Mode and time, checked by [`Puts::begin`].
+    /// Mode, time, owner.
     pub attributes: Attributes,
     /// Bytes of the object.
     pub size: u64,
@@ -88,12 +89,6 @@ impl Puts {
                 format!("publishing is frozen until railfsd is restarted: {why}"),
             ));
         }
-        if request.attributes.mode > 0o7777 || request.attributes.mtime_nanoseconds >= 1_000_000_000 {
-            return Err(Refusal::new(
-                Code::Invalid,
-                "the attributes have a mode above 7777 or a second of nanoseconds",
-            ));
-        }
         if self.len() >= MAX_PUTS {
             return Err(Refusal::new(Code::OverBudget, format!("{MAX_PUTS} puts are under way: try again later")));
         }
@@ -106,7 +101,8 @@ impl Puts {
         if request.stripe_size == 0 {
             stripe = stripe.max(page);
         } else if request.page_size == 0 {
-            page = page.min(stripe);
+            // Where the stripe is none at all the message is to be about the stripe.
+            page = if stripe.is_power_of_two() { page.min(stripe.max(MIN_PAGE)) } else { MIN_PAGE };
         }
         let width = if request.width == 0 { settings.width } else { Some(request.width) };
         let name = request.name.clone();

@@ -18,6 +18,12 @@ pub trait LogDirectory: Send + Sync + std::fmt::Debug {
     fn list(&self) -> io::Result<Vec<String>>;
     /// A whole file, at most `limit` bytes of it.
     fn read(&self, name: &str, limit: u64) -> io::Result<Vec<u8>>;
+    /// Up to `length` bytes of a file from `offset` on; fewer only where it ends.
+    fn read_at(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let end = offset.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
+        let mut bytes = self.read(name, end)?;
+        Ok(bytes.split_off(usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len())))
+    }
     /// A new file (or an old one made empty) of `size` zeros whose space is allocated: later writes inside it do not
     /// fail for lack of space. `StorageFull` when there is none.
     fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn LogFile>>;
@@ -73,6 +79,14 @@ impl LogDirectory for DiskLogDirectory {
     fn read(&self, name: &str, limit: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut io::Read::take(File::open(self.path.join(name))?, limit), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn read_at(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let file = File::open(self.path.join(name))?;
+        let left = file.metadata()?.len().saturating_sub(offset);
+        let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(length)];
+        file.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
     }
 

@@ -182,7 +182,7 @@ impl Source for Memory {
 
 pub fn options() -> PutOptions {
     PutOptions {
-        attributes: Attributes { mode: 0o644, mtime_seconds: 1, mtime_nanoseconds: 2 },
+        attributes: Attributes { mode: 0o644, mtime_seconds: 1, mtime_nanoseconds: 2, owner: None },
         stripe_size: 0,
         page_size: 0,
         width: 0,

@@ -18,6 +18,7 @@ use railfs_proto::reply::{
     check_pull_reply,
 };
 use railfs_proto::url::Url;
+use railfs_proto::watch::check_watch_reply;
 use railfs_proto::{units, v1};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -25,7 +26,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target by name; a file of this name lies in `fuzz_targets/`, a folder in `seeds/`.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("frame", frame),
     ("rail_request", rail_request),
     ("rail_reply", rail_reply),
@@ -33,6 +34,7 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("lookup", lookup),
     ("list", list),
     ("begin_put", begin_put),
+    ("watch", watch),
     ("component_header", component_header),
     ("component_table", component_table),
     ("log_segment", log_segment),
@@ -182,6 +184,15 @@ pub fn list(data: &[u8]) -> bool {
 pub fn begin_put(data: &[u8]) -> bool {
     let Some((request, reply)) = pair::<v1::BeginPutRequest, v1::BeginPutReply>(data) else { return false };
     object_name(request.name.as_ref()) && check_begin_put_reply(&request, &reply).is_ok()
+}
+
+/// A watch's first request and a message that answers it, each behind its length.
+pub fn watch(data: &[u8]) -> bool {
+    let Some((request, reply)) = pair::<v1::WatchRequest, v1::WatchReply>(data) else { return false };
+    let Ok(page) = check_watch_reply(&request.prefix, request.from, &reply) else { return false };
+    assert!(page.changes.is_sorted_by(|a, b| a.sequence < b.sequence));
+    assert!(page.changes.iter().all(|change| change.sequence >= request.from && change.sequence < page.next));
+    true
 }
 
 /// The first 4 KiB of a component file.

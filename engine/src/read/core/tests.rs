@@ -81,7 +81,7 @@ fn striping() -> Striping {
 
 fn object(version: u64, slot: u64, incarnation: u64) -> Object {
     let replica = || vec![Replica { node: "n".into(), directory: Id([1; 16]) }];
-    let attributes = Attributes { mode: 0o644, mtime_seconds: 0, mtime_nanoseconds: 0 };
+    let attributes = Attributes { mode: 0o644, mtime_seconds: 0, mtime_nanoseconds: 0, owner: None };
     let descriptor = Descriptor { version, attributes, striping: striping(), components: vec![replica(), replica()] };
     Object::new(ObjectName::new("ns", "key").unwrap(), descriptor, proof(slot, incarnation))
 }
