@@ -131,9 +131,10 @@ struct MountArguments {
     /// Stay in front, log to standard error
     #[arg(short)]
     foreground: bool,
-    /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, io=direct, arena=SIZE,
-    /// threads=N, workers=N, readahead=SIZE, read_timeout=TIME, metadata_timeout=TIME, connect_timeout=TIME,
-    /// metadata_ttl=TIME, retry=TIME, stop_timeout=TIME, log=FILE, uid=N, gid=N, umask=OCTAL
+    /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, mode=strict|snapshot,
+    /// io=auto|direct|cached, arena=SIZE, threads=N, workers=N, readahead=SIZE, read_timeout=TIME,
+    /// metadata_timeout=TIME, connect_timeout=TIME, metadata_ttl=TIME, retry=TIME, stop_timeout=TIME,
+    /// log=FILE, uid=N, gid=N, umask=OCTAL
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
     /// This is the daemon; its log's path
