@@ -1,7 +1,7 @@
 # Everything one does with this repository; `make` alone lists it. The work is in tests/bin/.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-mutants bench bench-forms demo fuzz clean
+.PHONY: help setup build install uninstall check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-systemd test-mutants bench bench-forms demo fuzz clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -11,6 +11,12 @@ setup: ## Install what building and testing need (Debian packages as root, cargo
 
 build: ## Build railfs and railfsd, optimised, into target/release
 	cargo build --release --workspace --bins
+
+install: ## Put programs, units, mount helper, example files and manual pages in place (DESTDIR, PREFIX; see packaging/)
+	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' HELPER_DIR='$(HELPER_DIR)' CONFIG_DIR='$(CONFIG_DIR)' BIN_DIR='$(BIN_DIR)' packaging/install.sh install
+
+uninstall: ## Take away what `make install` with the same variables put in place
+	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' HELPER_DIR='$(HELPER_DIR)' CONFIG_DIR='$(CONFIG_DIR)' BIN_DIR='$(BIN_DIR)' packaging/install.sh uninstall
 
 check: fmt-check clippy doc-check docs-check tools-check deny ## Format, lints, documentation, links, scripts, licences
 
@@ -42,6 +48,9 @@ test: ## Run everything this machine can run; the last line counts passed, faile
 
 test-lab: ## Run only the tests in guests (tests/lab): another kernel, Soft-RoCE
 	@tests/bin/lab.sh --only run pair
+
+test-systemd: ## Run only the units, fstab and automount under a real systemd, in a guest
+	@tests/bin/lab.sh --only systemd
 
 test-mutants: ## Break each invariant on purpose (docs/invariants.md) and demand that its test turns red
 	@python3 tests/bin/mutants.py

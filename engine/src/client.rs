@@ -482,6 +482,11 @@ impl Client {
         self.control.session().is_some_and(|session| session.pins)
     }
 
+    /// Whether this side can make progress: see [`Driver::pulse`].
+    pub fn pulse(&self, done: Done<()>) {
+        self.driver.pulse(done);
+    }
+
     /// The handle is closed: what was read ahead for it is no longer wanted.
     pub fn release(&self, handle: u64) {
         self.driver.release(handle);

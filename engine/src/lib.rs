@@ -10,6 +10,7 @@ pub mod clock;
 pub mod control;
 pub mod error;
 pub mod memory;
+pub mod notify;
 pub mod put;
 pub mod rail;
 pub mod read;

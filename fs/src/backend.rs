@@ -37,6 +37,8 @@ pub trait Backend: Send + Sync + 'static {
     fn wrong_store(&self) -> Option<Error> {
         None
     }
+    /// Answers once what a read needs of this side has done something; never, when that hangs.
+    fn pulse(&self, done: Done<()>);
     /// Ends everything within a second or two.
     fn close(&self);
 }
@@ -82,6 +84,9 @@ impl Backend for Client {
     }
     fn wrong_store(&self) -> Option<Error> {
         Client::wrong_store(self)
+    }
+    fn pulse(&self, done: Done<()>) {
+        Client::pulse(self, done);
     }
     fn close(&self) {
         Client::close(self);

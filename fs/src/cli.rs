@@ -6,7 +6,9 @@
 
 mod format;
 mod get;
+mod helper;
 mod list;
+mod manual;
 mod objects;
 mod put;
 mod report;
@@ -15,10 +17,12 @@ mod walk;
 mod watch;
 
 use crate::failure::{Failure, io};
+use crate::mount::file::MountFile;
 use crate::mount::log::Log;
+use crate::mount::manager::Manager;
 use crate::mount::options::Options;
 use crate::mount::reach::Network;
-use crate::mount::{daemon, launch, place, runtime, umount};
+use crate::mount::{daemon, launch, place, probe, runtime, umount};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use railfs_engine::client::{Client, Config};
@@ -52,14 +56,21 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Mount a namespace, or what lies below a key, read-only; returns when the mount answers
-    Mount(MountArguments),
+    Mount(MountCommand),
     /// Unmount, and wait until the mount's daemon is gone
     Umount {
         /// Where
-        mountpoint: PathBuf,
+        #[arg(required_unless_present = "config", conflicts_with = "config")]
+        mountpoint: Option<PathBuf>,
+        /// The mount that this file describes, as for `railfs mount --config`
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
         /// Also while programs use it: they keep what they have open, until they close it
         #[arg(short, long)]
         lazy: bool,
+        /// Only if its daemon is dead; nothing to take away is no error
+        #[arg(long)]
+        dead: bool,
     },
     /// Put a file, standard input, or (below the URL) everything in a directory, as `cp -rL` would
     Put(PutArguments),
@@ -112,6 +123,18 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Manual {
+        /// Where to
+        directory: PathBuf,
+    },
+    /// The process that asks a mount for its daemon
+    #[command(hide = true)]
+    Probe {
+        /// A resolved mount point
+        mountpoint: PathBuf,
+    },
     /// Show rails, memory, cache and directories: of a mount, of a server, or of every mount of this user
     Status {
         /// A mount point or a URL
@@ -123,11 +146,16 @@ enum Command {
 }
 
 #[derive(Debug, Args)]
-struct MountArguments {
+struct MountCommand {
     /// What to mount
-    url: String,
+    #[arg(required_unless_present = "config", conflicts_with = "config")]
+    url: Option<String>,
     /// An empty directory
-    mountpoint: PathBuf,
+    #[arg(required_unless_present = "config", conflicts_with = "config")]
+    mountpoint: Option<PathBuf>,
+    /// A file that says what to mount, where and how (see railfs.toml(5)); options of -o are added to it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Stay in front, log to standard error
     #[arg(short)]
     foreground: bool,
@@ -161,6 +189,32 @@ struct TransferArguments {
 impl TransferArguments {
     fn wanted(&self) -> report::Wanted {
         report::Wanted { quiet: self.quiet, json: self.json }
+    }
+}
+
+/// What to mount, where and how, from wherever it was said.
+#[derive(Debug)]
+struct MountArguments {
+    url: String,
+    mountpoint: PathBuf,
+    foreground: bool,
+    options: Vec<String>,
+    serve_with_log: Option<PathBuf>,
+}
+
+impl MountCommand {
+    fn arguments(self) -> Result<MountArguments, Failure> {
+        let (url, mountpoint, mut options) = match (&self.config, self.url, self.mountpoint) {
+            (Some(file), ..) => {
+                let file = MountFile::load(file)?;
+                (file.url, file.mountpoint, file.options)
+            }
+            (None, Some(url), Some(mountpoint)) => (url, mountpoint, Vec::new()),
+            (None, ..) => return Err(Failure::usage("a URL and a mount point are wanted, or --config FILE")),
+        };
+        options.extend(self.options);
+        let (foreground, serve_with_log) = (self.foreground, self.serve_with_log);
+        Ok(MountArguments { url, mountpoint, foreground, options, serve_with_log })
     }
 }
 
@@ -210,6 +264,12 @@ struct GetArguments {
 
 /// Runs a command line, `railfs` itself first.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut arguments = arguments.into_iter().peekable();
+    // Under another name (a link) this program is what mount(8) runs.
+    let name = arguments.peek().and_then(|name| Path::new(name).file_name()).unwrap_or_default();
+    if name.to_string_lossy().starts_with(helper::PREFIX) {
+        return ExitCode::from(helper::main(arguments.skip(1)));
+    }
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -250,8 +310,12 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 fn run(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Mount(arguments) => mount(&arguments),
-        Command::Umount { mountpoint, lazy } => umount::umount(&mountpoint, lazy),
+        Command::Mount(command) => mount(&command.arguments()?),
+        Command::Umount { mountpoint, config, lazy, dead } => {
+            let of_file = config.map(|file| MountFile::load(&file)).transpose()?.map(|file| file.mountpoint);
+            let point = of_file.or(mountpoint).unwrap_or_default();
+            if dead { umount::umount_dead(&point) } else { umount::umount(&point, lazy) }
+        }
         Command::Put(arguments) => {
             quiet_log();
             let (url, settings) = (parse(&arguments.url)?, put_settings(&arguments)?);
@@ -283,6 +347,11 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Watch { url, from, until_now, json } => {
             quiet_log();
             watch::watch(&parse(&url)?, watch::Settings { from: from.unwrap_or(0), until_now, json })
+        }
+        Command::Manual { directory } => manual::write(&directory),
+        Command::Probe { mountpoint } => {
+            probe::serve(&mountpoint);
+            Ok(())
         }
         Command::Status { target, json } => {
             quiet_log();
@@ -363,7 +432,12 @@ fn serve(
     let options = Options::parse(&arguments.options)?;
     let point = place::resolve(&arguments.mountpoint)?;
     let terminal = arguments.foreground && (std::io::stdin().is_terminal() || std::io::stderr().is_terminal());
-    let job = daemon::Job { url: parse(&arguments.url)?, point, options, log, log_file, terminal };
+    // Only a daemon in front is the manager's own; before there are threads, see there.
+    let manager = match arguments.foreground {
+        true => Manager::from_environment(&point, options.metadata_timeout)?,
+        false => Manager::default(),
+    };
+    let job = daemon::Job { url: parse(&arguments.url)?, point, options, log, log_file, terminal, manager };
     daemon::run(&job, Network, ready)
 }
 
@@ -445,6 +519,13 @@ mod tests {
     fn the_command_line_is_well_formed() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+        for wrong in
+            [&["railfs", "mount"][..], &["railfs", "mount", "u"], &["railfs", "mount", "u", "m", "--config", "f"]]
+        {
+            assert!(Cli::try_parse_from(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(Cli::try_parse_from(["railfs", "mount", "--config", "f", "-f"]).is_ok());
+        assert!(Cli::try_parse_from(["railfs", "umount", "--dead", "--config", "f"]).is_ok());
         assert!(Cli::try_parse_from(["railfs", "put", "f", "u", "--if-absent", "--if-version", "3"]).is_err());
         assert!(
             Cli::try_parse_from(["railfs", "mount", "u", "m", "-f", "-o", "ro,arena=1GiB", "-o", "threads=2"]).is_ok()

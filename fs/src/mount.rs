@@ -7,11 +7,14 @@
 pub mod busy;
 pub mod control;
 pub mod daemon;
+pub mod file;
 pub mod kernel;
 pub mod launch;
 pub mod log;
+pub mod manager;
 pub mod options;
 pub mod place;
+pub mod probe;
 pub mod reach;
 pub mod runtime;
 pub mod session;

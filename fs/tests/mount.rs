@@ -375,6 +375,7 @@ fn serve() {
         log: None,
         log_file: None,
         terminal: std::env::var_os("RAILFS_TEST_TERMINAL").is_some(),
+        manager: railfs::mount::manager::Manager::default(),
     };
     let result = daemon::run(&job, Here(fake), || eprintln!("READY"));
     if let Err(failure) = &result {

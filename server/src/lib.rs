@@ -10,6 +10,8 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod health;
+pub mod manager;
+pub mod manual;
 pub mod node;
 pub mod put;
 pub mod serve;

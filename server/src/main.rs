@@ -4,20 +4,25 @@
 
 #![forbid(unsafe_code)]
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use railfs_engine::notify::{Notifier, Word};
 use railfs_proto::limits::STOP_DEADLINE;
 use railfs_server::config::Config;
 use railfs_server::daemon::Daemon;
-use railfs_server::store;
+use railfs_server::{manager, manual, store};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
+/// What a stop may take beyond its limit before the service manager loses patience.
+const STOP_SLACK: Duration = Duration::from_secs(2);
 
 /// The railfs storage server.
 #[derive(Debug, Parser)]
@@ -40,6 +45,12 @@ enum Command {
         /// The configuration
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+    },
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Manual {
+        /// Where to
+        directory: PathBuf,
     },
     /// Check a configuration and print what it comes to
     Check {
@@ -70,6 +81,10 @@ fn main() -> ExitCode {
     match arguments.command {
         Command::Init { directories } => init(&directories),
         Command::Serve { config } => serve(&config),
+        Command::Manual { directory } => match manual::write(Arguments::command(), &directory) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => complain(FAILED, &format!("{}: {error}", directory.display())),
+        },
         Command::Check { config } => match Config::load(&config) {
             Ok(config) => {
                 say(format_args!("{config}"));
@@ -111,6 +126,10 @@ fn serve(file: &Path) -> ExitCode {
         Err(error) => return complain(USAGE, &error),
     };
     raise_descriptors();
+    let notifier = Arc::new(Notifier::from_environment().unwrap_or_else(|problem| {
+        tracing::error!("the service manager cannot be told anything: {problem}");
+        Notifier::default()
+    }));
     // Before anything is started, so that no signal is missed.
     let mut signals = match Signals::new([SIGTERM, SIGINT]) {
         Ok(signals) => signals,
@@ -130,8 +149,18 @@ fn serve(file: &Path) -> ExitCode {
         list(daemon.control_addresses()),
         list(&daemon.rail_addresses())
     ));
+    let keeper = match daemon.server().map(|server| {
+        notifier.tell(&[Word::Ready, Word::Status(&manager::summary(server))]);
+        manager::keep(&notifier, server)
+    }) {
+        Some(Err(error)) => return complain(FAILED, &format!("a thread for the service manager: {error}")),
+        Some(Ok(keeper)) => keeper,
+        None => None,
+    };
     let signal = signals.forever().next();
     tracing::info!(?signal, "stopping");
+    drop(keeper);
+    notifier.tell(&[Word::Stopping, Word::Status("stopping"), Word::MoreTime(STOP_DEADLINE + STOP_SLACK)]);
     // Whatever hangs (a disk): the process ends in time.
     let watchdog = std::thread::Builder::new().name("stop".to_owned()).spawn(|| {
         std::thread::sleep(STOP_DEADLINE);

@@ -77,6 +77,8 @@ pub struct Driver {
     renew: Box<dyn Fn() + Send + Sync>,
     up: (Mutex<u64>, Condvar),
     inline_answers: AtomicU64,
+    /// Who wants to know that the timer and a worker still do what they are there for.
+    pulses: Mutex<Vec<Done<()>>>,
 }
 
 impl std::fmt::Debug for Driver {
@@ -126,6 +128,7 @@ impl Driver {
             renew,
             up: (Mutex::new(0), Condvar::new()),
             inline_answers: AtomicU64::new(0),
+            pulses: Mutex::new(Vec::new()),
         });
         let mut threads = Vec::new();
         for number in 0..workers.max(1) {
@@ -209,6 +212,18 @@ impl Driver {
     /// Warm reads that were answered on the thread that brought them.
     pub fn inline_answers(&self) -> u64 {
         self.inline_answers.load(Ordering::Relaxed)
+    }
+
+    /// Answers once the timer has looked at the core and a worker is free: all that a read needs of this side. It waits as
+    /// long as they do, and is never called when they hang.
+    pub fn pulse(&self, done: Done<()>) {
+        if self.closed.load(Ordering::Acquire) {
+            return done(Err(Error::Closed));
+        }
+        lock(&self.pulses).push(done);
+        if let Some(timer) = &*lock(&self.timer) {
+            timer.unpark();
+        }
     }
 
     fn with_core<T>(&self, run: impl FnOnce(&mut Core, Time) -> T) -> T {
@@ -514,7 +529,11 @@ fn tick(driver: &Weak<Driver>) {
             return;
         }
         let rest = || lock(&driver.core).rest(driver.clock.now(), PARK);
-        if rest().is_some() {
+        let resting = rest().is_some();
+        for done in std::mem::take(&mut *lock(&driver.pulses)) {
+            driver.later(move || done(Ok(())));
+        }
+        if resting {
             driver.timer_parked.store(true, Ordering::Release);
             // Work that began between the look and the flag does not know that it has to wake us: look again.
             if let Some(rest) = rest() {
@@ -543,4 +562,53 @@ impl Rail for NoRail {
         crate::rail::State::Down("not started".into())
     }
     fn close(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Arena;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+
+    #[test]
+    fn a_pulse_is_answered_only_while_the_timer_and_a_worker_can_do_their_work() {
+        const SOON: Duration = Duration::from_secs(20);
+        let core = Core::new(Arena::new(8 << 20).unwrap(), 0);
+        let driver = Driver::start(core, Clock::start(), 1, Box::new(|| {})).unwrap();
+        let (send, answers) = channel();
+        let ask = || {
+            let send = send.clone();
+            driver.pulse(Box::new(move |result| send.send(result.is_ok()).unwrap()));
+        };
+        ask();
+        assert_eq!(answers.recv_timeout(SOON), Ok(true), "at rest");
+        let stuck = lock(&driver.core);
+        ask();
+        assert_eq!(
+            answers.recv_timeout(Duration::from_millis(100)),
+            Err(RecvTimeoutError::Timeout),
+            "the core is stuck"
+        );
+        drop(stuck);
+        assert_eq!(answers.recv_timeout(SOON), Ok(true));
+        // The only worker hangs in somebody's reply.
+        let (release, held) = channel::<()>();
+        let (begun, begins) = channel();
+        driver.later(move || {
+            begun.send(()).unwrap();
+            let _ = held.recv();
+        });
+        begins.recv_timeout(SOON).unwrap();
+        ask();
+        assert_eq!(
+            answers.recv_timeout(Duration::from_millis(100)),
+            Err(RecvTimeoutError::Timeout),
+            "no worker is free"
+        );
+        drop(release);
+        assert_eq!(answers.recv_timeout(SOON), Ok(true));
+        driver.close();
+        ask();
+        assert_eq!(answers.recv_timeout(SOON), Ok(false));
+    }
 }

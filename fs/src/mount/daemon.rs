@@ -9,6 +9,7 @@
 use super::control::Control;
 use super::kernel::{self, Mount};
 use super::log::Log;
+use super::manager::Manager;
 use super::options::Options;
 use super::reach::Reach;
 use super::runtime::{self, Holder, Lock};
@@ -57,6 +58,8 @@ pub struct Job {
     pub log_file: Option<Log>,
     /// In front, on a terminal: SIGHUP says that it has gone.
     pub terminal: bool,
+    /// Who is told how it fares.
+    pub manager: Manager,
 }
 
 enum Event {
@@ -109,17 +112,23 @@ pub fn run(job: &Job, reach: impl Reach, ready: impl FnOnce()) -> Result<(), Fai
     }
     let about = MountStatus { url: url.clone(), mountpoint: shown.clone(), pid, log, ..MountStatus::default() };
     let control = Control::listen(&files.socket, status_of(fs.clone(), about))?;
+    let keeper = job.manager.ready(&format!("{url} at {shown}"), &fs)?;
     tracing::info!("{url} is mounted at {shown}");
     ready();
 
     let ended = loop {
         break match events.recv() {
             Ok(Event::Signal(signal)) if job.is_reload(signal) => {
+                job.manager.reloading();
                 job.reload();
+                job.manager.reloaded();
                 continue;
             }
             Ok(Event::Signal(signal)) => {
                 tracing::info!("{shown}: stopping for signal {signal}");
+                let status = format!("{shown}: stopping for signal {signal}");
+                job.manager.stopping(&status, job.options.stop_timeout);
+                drop(keeper);
                 stop(&mut mount, &fs, &events, job.options.stop_timeout);
                 Ok(())
             }
@@ -202,6 +211,7 @@ impl Start<'_> {
                 tracing::warn!("{failure}; trying again for {} s", left.as_secs());
                 said.clone_from(&failure.message);
             }
+            self.job.manager.starting(&format!("{failure}; trying again for {} s", left.as_secs()), left);
             let pause = AGAIN.min(left);
             match self.wait(pause, Err::<(), _>) {
                 Ok(_) => {}

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-const KEYS: [&str; 23] = [
+pub const KEYS: [&str; 23] = [
     "ro",
     "nosuid",
     "nodev",
@@ -233,7 +233,8 @@ fn check_arena(arena: u64) -> Result<(), Failure> {
     )))
 }
 
-fn split(list: &str) -> Vec<String> {
+/// The options in a list parted by commas, with what was escaped as it is meant.
+pub(crate) fn split(list: &str) -> Vec<String> {
     let mut options = vec![String::new()];
     let mut characters = list.chars();
     while let Some(c) = characters.next() {

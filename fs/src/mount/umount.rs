@@ -78,3 +78,20 @@ fn wait_for(process: &OwnedFd, deadline: Instant) -> std::io::Result<()> {
         }
     }
 }
+
+/// Takes a mount away whose daemon is dead; does nothing, and that well, where there is none.
+///
+/// # Errors
+/// It cannot be taken away.
+pub fn umount_dead(path: &Path) -> Result<(), Failure> {
+    let point = place::resolve(path)?;
+    let files = runtime::files(&point)?;
+    let mounted = table::railfs_at(&point).map_err(|error| io("/proc/self/mountinfo", &error))?;
+    if mounted.is_none() || runtime::holder(&files.lock).is_some() || !place::is_dead(&point) {
+        return Ok(());
+    }
+    kernel::unmount(&point, true).map_err(|error| match error {
+        UnmountError::Busy => Failure::failed(format!("{}: the dead mount is busy", point.display())),
+        UnmountError::Other(text) => Failure::failed(format!("{}: {text}", point.display())),
+    })
+}

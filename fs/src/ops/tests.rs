@@ -224,6 +224,7 @@ fn i1_a_short_answer_never_reaches_the_kernel() {
         fn status(&self) -> railfs_engine::client::Status {
             railfs_engine::client::Status::default()
         }
+        fn pulse(&self, _: railfs_engine::client::Done<()>) {}
         fn close(&self) {}
     }
     let whole = rig();
