@@ -102,8 +102,9 @@ fn end(daemon: &Child) {
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
 }
 
-/// In the daemon, before any thread: its own session, no directory that it keeps busy. Until it is ready it ends with the
-/// command that started it.
+/// In the daemon, before any thread: no directory that it keeps busy. Until it is ready it ends with the command that started it,
+/// and stays in that command's group: a place that systemd mounts at the first access lets only its own group of processes
+/// pass until then.
 ///
 /// # Errors
 /// What the kernel said, or that the command has gone.
@@ -117,17 +118,17 @@ pub fn become_daemon() -> Result<(), Failure> {
     if gone.is_ok_and(|count| count > 0) && pipe[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
         return Err(Failure::failed("the command that started this daemon has gone"));
     }
-    // Fails only for the leader of a process group, which is as well detached as it gets.
-    let _ = rustix::process::setsid();
     std::env::set_current_dir("/").map_err(|error| io("/", &error))
 }
 
-/// In the daemon: the mount answers.
+/// In the daemon: the mount answers. From here on the terminal's signals are not for it.
 pub fn say_ready() {
     // From here on the mount outlives the command.
     if let Err(error) = rustix::process::set_parent_process_death_signal(None) {
         tracing::warn!("this daemon may end with the command that started it: {error}");
     }
+    // Fails only for the leader of a process group, which is as well detached as it gets.
+    let _ = rustix::process::setsid();
     say(&Word::Ready);
     // The command's pipe must not stay open as long as the mount.
     if let Ok(null) = File::options().write(true).open("/dev/null") {
