@@ -4,6 +4,7 @@
 //! is validated before anything is looked at; checks and lookups that need no waiting are answered on the connection's
 //! thread, everything else elsewhere; work whose time is up is not begun.
 
+mod aging;
 pub mod fetch;
 pub mod files;
 pub mod lookup;

@@ -5,6 +5,7 @@ mod common;
 use common::{TestClient, TestServer, options, pattern};
 use railfs_engine::client::PutOptions;
 use railfs_engine::error::Error;
+use railfs_engine::rail::{Rail, State};
 use railfs_proto::reply::Lookup;
 use railfs_proto::v1;
 
@@ -52,6 +53,24 @@ fn every_rail_carries_a_share_of_a_put() {
         let sent = railfs_engine::rail::Rail::counters(&*rail.rail).bulk_sent;
         assert!(sent >= 8 << 20, "{sent}");
     }
+    server.assert_quiet();
+}
+
+#[test]
+fn all_rails_of_a_client_join_one_session_after_a_restart() {
+    let mut server = TestServer::start(2, 4, "");
+    let client = TestClient::connect(&server);
+    for round in 0..6 {
+        server.stop();
+        server.serve().unwrap();
+        // At once, while rails and control connection come back in any order.
+        client.put("k", &pattern(300_000, round)).unwrap();
+        common::until("every lane of every rail has joined", || {
+            common::sessions(&server).1 == 8 && client.rails.iter().all(|rail| rail.rail.state() == State::Up)
+        });
+        assert_eq!(common::sessions(&server).0, 1, "one client is one session");
+    }
+    client.assert_quiet();
     server.assert_quiet();
 }
 

@@ -264,8 +264,13 @@ impl Control {
         }
     }
 
-    /// Hello over a connection that is there.
+    /// Hello over a connection that is there. One at a time: several rails that ask for tickets of a server that was
+    /// restarted would otherwise each be given a session of their own, and a put belongs to one session's rails.
     pub(super) async fn hello_again(&self, link: &Link, tickets: u32, deadline: Instant) -> Result<(Link, Vec<Bytes>)> {
+        let late = || self.unreachable("another hello is not answered yet".to_owned());
+        let _one = timeout_at(deadline, self.connecting.lock()).await.map_err(|_| late())?;
+        // Another one may have connected meanwhile.
+        let link = &self.state().link.clone().unwrap_or_else(|| link.clone());
         let request = self.request(tickets);
         let mut client = link.client.clone();
         let hello = say_hello(&mut client, &link.address, &request, deadline).await;

@@ -3,6 +3,7 @@
 //! Guarantees: a version's files are removed only after it was superseded for the whole retention, never while it is
 //! current or pinned, and after a start not before one pin lease has passed; the record that they are gone comes after they are; doing it again after a crash changes nothing.
 
+use super::aging::Aging;
 use super::files::Files;
 use super::pin::Keeper;
 use crate::catalog::{Standing, Time};
@@ -45,7 +46,7 @@ pub fn due(standings: &[Standing], retention: Duration, now: Time) -> Due {
         if age >= wanted {
             due.versions.push(standing.descriptor.version);
         } else {
-            // A clock that was set back must not keep a version for ever: the wait is the retention at most.
+            // A clock that was set back (see `aging`): the wait is the retention at most.
             let left = Duration::from_nanos(u64::try_from(wanted - age).unwrap_or(u64::MAX)).min(retention);
             due.next = Some(due.next.map_or(left, |next| next.min(left)));
         }
@@ -55,8 +56,9 @@ pub fn due(standings: &[Standing], retention: Duration, now: Time) -> Due {
 
 /// Removes what is due, until it is told to stop. `nudge` says that something was superseded.
 pub async fn run(node: Arc<Node>, files: Arc<Files>, pins: Arc<Keeper>, retention: Duration, nudge: Arc<Notify>) {
+    let mut aging = Aging::default();
     loop {
-        let next = match step(&node, &files, &pins, retention).await {
+        let next = match step(&node, &files, &pins, &mut aging, retention).await {
             Ok(next) => next.unwrap_or(LOOK).clamp(PAUSE, LOOK),
             Err(why) => {
                 tracing::warn!(%why, "superseded versions could not be reclaimed; it is tried again");
@@ -74,6 +76,7 @@ async fn step(
     node: &Arc<Node>,
     files: &Arc<Files>,
     pins: &Arc<Keeper>,
+    aging: &mut Aging,
     retention: Duration,
 ) -> Result<Option<Duration>, String> {
     if node.publisher.frozen().is_some() {
@@ -84,12 +87,15 @@ async fn step(
         return Ok(Some(wait));
     }
     let catalog = node.publisher.catalog();
+    aging.begin();
     let (mut after, mut next) = (0, None::<Duration>);
     loop {
-        let standings = catalog.superseded(after, STEP).await.map_err(|error| error.to_string())?;
+        let mut standings = catalog.superseded(after, STEP).await.map_err(|error| error.to_string())?;
         let Some(last) = standings.last().map(|standing| standing.descriptor.version) else { return Ok(next) };
         after = last;
-        let due = due(&standings, retention, Time::from(SystemTime::now()));
+        let now = Time::from(SystemTime::now());
+        aging.settle(&mut standings, now, node.clock.now());
+        let due = due(&standings, retention, now);
         if let Some(left) = due.next {
             next = Some(next.map_or(left, |next| next.min(left)));
         }

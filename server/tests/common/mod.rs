@@ -154,6 +154,12 @@ impl TestServer {
     }
 }
 
+/// Sessions, and connections in all of them.
+pub fn sessions(server: &TestServer) -> (usize, usize) {
+    let sessions = server.server().node.sessions.lock().unwrap();
+    (sessions.len(), sessions.connections())
+}
+
 /// Bytes that differ everywhere.
 pub fn pattern(size: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
