@@ -168,7 +168,9 @@ def seed_target(built, target):
 def attempt(tree, target, package, test):
     """Builds, runs one test: (outcome, detail). SURVIVED is what an unchanged tree must give."""
     environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "RAILFS_BIN_DIR": str(target / "debug"),
-                   "CARGO_TERM_COLOR": "never", "RAILFS_FUZZ_SECONDS": "0"}
+                   "CARGO_TERM_COLOR": "never", "RAILFS_FUZZ_SECONDS": "0",
+                   # Enough for what is wrong to show.
+                   "RAILFS_MODEL_SEQUENCES": "200", "RAILFS_MODEL_MOUNT_SEQUENCES": "20"}
     environment.pop("RAILFS_SKIP_LOG", None)
     skip_log = target / "mutant-skipped.log"
     skip_log.unlink(missing_ok=True)

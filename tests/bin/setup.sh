@@ -13,7 +13,6 @@ needed=(
   fusermount3:fuse3 # mounts without root
   ip:iproute2       # network namespaces, rails taken away
   jq:jq             # the demo reads `status --json`
-  fio:fio           # make bench
   # tests/lab: guests with another kernel, Soft-RoCE and systemd
   qemu-system-x86_64:qemu-system-x86
   modprobe:kmod
@@ -26,6 +25,12 @@ needed=(
   static-busybox:busybox-static
   librxe:ibverbs-providers
   /lib/systemd/systemd:systemd
+  fio:fio           # make bench, and tests that read with it
+  git:git           # tests run these on a mount
+  rsync:rsync
+  sqlite3:sqlite3
+  getfattr:attr
+  faketime:faketime # a server with another clock
 )
 [[ ${1:-} == demo ]] && needed=(cc:gcc python3:python3 fusermount3:fuse3 ip:iproute2 jq:jq unshare:util-linux)
 

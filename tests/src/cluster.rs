@@ -61,6 +61,8 @@ pub struct Cluster {
     all_rails: Vec<SocketAddr>,
     starts: u32,
     mounts: u32,
+    /// Of the server's process, from the next start on.
+    pub environment: Vec<(String, String)>,
     /// Everything of this store lies below.
     pub root: tempfile::TempDir,
 }
@@ -124,6 +126,7 @@ impl Cluster {
             all_rails,
             starts,
             mounts,
+            environment: Vec::new(),
             root,
         };
         cluster.configure();
@@ -236,6 +239,7 @@ impl Cluster {
         let out = self.root.path().join(format!("railfsd-{}.out", self.starts));
         let file = |path: &Path| File::create(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let mut command = self.railfsd();
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.arg("serve").arg("--config").arg(&self.config).stdout(file(&out)).stderr(file(&self.log()));
         let mut process = Process::start(&mut command);
         wait::eventually("railfsd serves", wait::SOON, || {

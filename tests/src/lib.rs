@@ -7,11 +7,14 @@
 
 pub mod cluster;
 pub mod data;
+pub mod model;
 pub mod mount;
 pub mod netns;
 pub mod process;
+pub mod putter;
 pub mod quiet;
 pub mod reader;
+pub mod shell;
 pub mod typed;
 pub mod wait;
 

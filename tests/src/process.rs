@@ -201,3 +201,10 @@ pub fn descriptors(pid: u32) -> usize {
 pub fn threads(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
 }
+
+/// Resident memory of a process, KiB.
+pub fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|kib| kib.parse().ok()).unwrap_or(0)
+}

@@ -10,7 +10,9 @@ use railfs_tests::process::Process;
 use railfs_tests::quiet::{assert_quiet, components};
 use railfs_tests::wait::{self, eventually};
 use railfs_tests::{full, need_mount, skip};
+use rustix::io::Errno;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -162,8 +164,8 @@ fn i10_a_put_goes_on_when_a_rail_is_lost() {
 }
 
 #[test]
-fn i10_rails_that_come_and_go_cost_no_read() {
-    let test = "i10_rails_that_come_and_go_cost_no_read";
+fn s28_rails_that_come_and_go_cost_no_read() {
+    let test = "s28_rails_that_come_and_go_cost_no_read";
     need_mount!(test);
     if let Some(reason) = cannot() {
         return skip(test, &reason);
@@ -209,6 +211,45 @@ fn i10_rails_that_come_and_go_cost_no_read() {
         assert!(passes > 0);
     });
     assert_eq!(mount.counter("reads_failed"), 0);
+    assert_quiet(&cluster, &[&mount]);
+    mount.stop();
+}
+
+#[test]
+fn s28_with_every_rail_down_a_read_ends_in_time_and_one_that_returns_is_enough() {
+    let test = "s28_with_every_rail_down_a_read_ends_in_time_and_one_that_returns_is_enough";
+    need_mount!(test);
+    if let Some(reason) = cannot() {
+        return skip(test, &reason);
+    }
+    let mut cluster = Cluster::start(&Plan { rails: 2, network: true, ..Plan::default() });
+    let size = 24 * MIB;
+    let path = cluster.root.path().join("file");
+    write_file(&path, 9, size);
+    cluster.put(&path, "f");
+    let mount = cluster.mount("", "arena=8MiB,readahead=0,read_timeout=3s,metadata_timeout=3s");
+    let file = std::fs::File::open(mount.at("f")).unwrap();
+    let (mut buffer, mut want) = (vec![0; MIB as usize], vec![0; MIB as usize]);
+    assert_eq!(file.read_at(&mut buffer, 0).unwrap() as u64, MIB);
+    for rail in [1, 2] {
+        set(&cluster, Way::Link, rail, false);
+    }
+    for offset in [10 * MIB, 0] {
+        let started = Instant::now();
+        let error = file.read_at(&mut buffer, offset).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::TIMEDOUT.raw_os_error()), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+    }
+    for returning in [2, 1] {
+        set(&cluster, Way::Link, returning, true);
+        // The same descriptor, with no more than this rail.
+        eventually("reads go on", LIMIT, || file.read_at(&mut buffer, 10 * MIB).map_err(|error| error.to_string()));
+        fill(9, 10 * MIB, &mut want);
+        assert!(buffer == want);
+        wait_for_state(&mount, returning, &["up"]);
+    }
+    drop(file);
+    assert_file(&mount.at("f"), 9, size);
     assert_quiet(&cluster, &[&mount]);
     mount.stop();
 }
