@@ -61,7 +61,7 @@ fn s30_offsets_around_2_31_and_2_32_and_one_read_and_one_sendfile_beyond_2_gib()
     let settings = Settings {
         namespace: Namespace::new("ns").unwrap(),
         root: None,
-        owner: Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw() },
+        owner: Owner::of(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
         entry_ttl: Duration::from_secs(1),
         metadata_ttl: Duration::from_secs(1),
         mounted_at: (0, 0),

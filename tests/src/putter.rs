@@ -31,7 +31,12 @@ impl Source for Made {
 /// How tests put: server's layout, mode 0644, a fixed time.
 pub fn options() -> PutOptions {
     PutOptions {
-        attributes: Attributes { mode: 0o644, mtime_seconds: 1_500_000_000, mtime_nanoseconds: 123_456_789 },
+        attributes: Attributes {
+            mode: 0o644,
+            mtime_seconds: 1_500_000_000,
+            mtime_nanoseconds: 123_456_789,
+            owner: None,
+        },
         stripe_size: 0,
         page_size: 0,
         width: 0,

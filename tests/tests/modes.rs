@@ -50,7 +50,7 @@ impl Source for Same {
 /// Puts version k of a key; its number.
 fn put(client: &Arc<Client>, key: &str, k: u8) -> u64 {
     let options = PutOptions {
-        attributes: Attributes { mode: 0o644, mtime_seconds: i64::from(k), mtime_nanoseconds: 0 },
+        attributes: Attributes { mode: 0o644, mtime_seconds: i64::from(k), mtime_nanoseconds: 0, owner: None },
         stripe_size: 1 << 20,
         page_size: 64 << 10,
         width: 2,

@@ -78,7 +78,7 @@ fn s19_a_mistake_in_the_configuration_is_named_with_file_and_key_and_nothing_is_
     if !rustix::process::geteuid().is_root() {
         let file = root.join("secret.toml");
         std::fs::write(&file, &good).unwrap();
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o0)).unwrap();
         run(cluster.railfsd().args(["serve", "--config"]).arg(&file), wait::SOON).refused(2, &["secret.toml"]);
     }
 }

@@ -262,8 +262,8 @@ fn trees_go_there_and_back_in_parallel() {
             write_file(&path, number, number * 30_000 * copy);
         }
     }
-    let put =
-        ["put".as_ref(), "--json".as_ref(), "-j8".as_ref(), tree.as_os_str(), cluster.url("t/").as_ref()].to_vec();
+    let below = cluster.url("t/");
+    let put = ["put".as_ref(), "--json".as_ref(), "-j8".as_ref(), tree.as_os_str(), below.as_ref()].to_vec();
     let said = objects(&cluster.cli(&put).expect(0).out());
     assert_eq!(said.len(), 40);
     let urls: std::collections::BTreeSet<&str> = said.iter().filter_map(|line| line["url"].as_str()).collect();
@@ -274,8 +274,7 @@ fn trees_go_there_and_back_in_parallel() {
     assert_eq!((quiet.out(), quiet.err()), (String::new(), String::new()));
 
     let back = cluster.root.path().join("back");
-    let got =
-        ["get".as_ref(), "--json".as_ref(), "-j8".as_ref(), cluster.url("t/").as_ref(), back.as_os_str()].to_vec();
+    let got = ["get".as_ref(), "--json".as_ref(), "-j8".as_ref(), below.as_ref(), back.as_os_str()].to_vec();
     assert_eq!(objects(&cluster.cli(&got).expect(0).out()).len(), 40);
     assert!(files(&back) == files(&tree), "what came back is what was put, and nothing else is left");
     // -r does without the '/', and over what is there already.
@@ -303,7 +302,8 @@ fn a_tree_that_is_got_stays_in_its_directory() {
     symlink(at("outside"), at("into/a")).unwrap();
     symlink(at("outside/mine"), at("into/c")).unwrap();
     let into = at("into");
-    let get = ["get".as_ref(), cluster.url("t/").as_ref(), into.as_os_str()].to_vec();
+    let below = cluster.url("t/");
+    let get = ["get".as_ref(), below.as_ref(), into.as_os_str()].to_vec();
     let output = cluster.cli(&get).refused(1, &["into/a is a symbolic link", "1 of 3 files were not got"]);
     assert!(output.out().contains("into/b/y"), "{}", output.out());
     assert_eq!(files(&at("outside")), BTreeMap::from([("mine".to_owned(), b"mine".to_vec())]));
@@ -496,7 +496,8 @@ fn clients_can_ask_which_services_there_are() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ask = |question: MessageRequest| -> MessageResponse {
         runtime.block_on(async {
-            let mut client = ServerReflectionClient::connect(address.clone()).await.unwrap();
+            let channel = tonic::transport::Endpoint::new(address.clone()).unwrap().connect().await.unwrap();
+            let mut client = ServerReflectionClient::new(channel);
             let request = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
             let questions = tonic::codegen::tokio_stream::once(request);
             let mut answers = client.server_reflection_info(questions).await.unwrap().into_inner();

@@ -38,7 +38,7 @@ pub fn previous(path: &Path) -> PathBuf {
 fn open(path: &Path) -> io::Result<(File, Option<u64>)> {
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
     let metadata = file.metadata()?;
-    let bytes = metadata.is_file().then(|| metadata.len());
+    let bytes = metadata.is_file().then_some(metadata.len());
     Ok((file, bytes))
 }
 

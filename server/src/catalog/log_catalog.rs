@@ -136,7 +136,7 @@ pub struct LogCatalog {
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     read_only: Option<String>,
     /// Of a read-only one: says nothing, ever, but those who watch wait.
-    silent: Option<watch::Sender<u64>>,
+    _silent: Option<watch::Sender<u64>>,
 }
 
 impl std::fmt::Debug for LogCatalog {
@@ -275,7 +275,7 @@ impl LogCatalog {
             revision: Arc::new(AtomicU64::new(last)),
             latest,
             history: History::new(identity, options.logs.clone()),
-            silent: Some(silent),
+            _silent: Some(silent),
             thread: Mutex::default(),
             read_only: Some(why),
         };
@@ -337,9 +337,17 @@ impl LogCatalog {
         });
         let thread = thread.map_err(|error| StartError::Write(error.to_string()))?;
         let thread = Mutex::new(Some(thread));
-        let (read_only, silent) = (None, None);
-        let catalog =
-            LogCatalog { index, commands, frozen, revision, latest: shown, history, thread, read_only, silent };
+        let catalog = LogCatalog {
+            index,
+            commands,
+            frozen,
+            revision,
+            latest: shown,
+            history,
+            thread,
+            read_only: None,
+            _silent: None,
+        };
         Ok((Arc::new(catalog), recovered))
     }
 

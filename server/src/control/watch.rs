@@ -222,7 +222,10 @@ impl Feed {
                 begun = true;
                 self.send(&mut pending, said).await?;
             }
-            while !more {
+            if more {
+                continue;
+            }
+            loop {
                 tokio::select! {
                     next = acknowledged.next(), if acknowledging => match next {
                         Some(next) => self.acknowledge(next)?,

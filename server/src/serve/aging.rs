@@ -59,7 +59,7 @@ mod tests {
     use std::time::Duration;
 
     fn standing(version: u64, seconds: i64) -> Standing {
-        let attributes = Attributes { mode: 0, mtime_seconds: 0, mtime_nanoseconds: 0 };
+        let attributes = Attributes { mode: 0, mtime_seconds: 0, mtime_nanoseconds: 0, owner: None };
         let striping = Striping::new(0, 4096, 4096, 1).unwrap();
         Standing {
             name: ObjectName::new("n", "k").unwrap(),

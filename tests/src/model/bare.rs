@@ -127,7 +127,7 @@ impl Source for Bytes {
 /// It was refused.
 pub fn put(client: &Client, name: &ObjectName, content: &Content, if_version: Option<u64>) -> Result<u64, Refusal> {
     let options = PutOptions {
-        attributes: Attributes { mode: content.mode, mtime_seconds: 1_000_000_000, mtime_nanoseconds: 5 },
+        attributes: Attributes { mode: content.mode, mtime_seconds: 1_000_000_000, mtime_nanoseconds: 5, owner: None },
         stripe_size: content.stripe,
         page_size: u32::try_from(PAGE).unwrap_or(0),
         width: content.width,
@@ -211,7 +211,7 @@ fn file_system(client: &Arc<Client>, namespace: &Namespace, mode: Mode, clock: C
     let settings = Settings {
         namespace: namespace.clone(),
         root: None,
-        owner: Owner { uid: 0, gid: 0 },
+        owner: Owner::of(0, 0),
         entry_ttl: Duration::from_secs(1),
         metadata_ttl: Duration::ZERO,
         mounted_at: (0, 0),
