@@ -276,8 +276,8 @@ fn s13_without_descriptors_callers_are_told_and_all_is_well_after() {
     }
     // As few as it has: nobody can be accepted at its control socket.
     limits("8");
-    let socket = std::fs::read_dir(cluster.root.path().join("run")).unwrap().flatten().map(|entry| entry.path());
-    let socket = socket.filter(|path| path.extension().is_some_and(|e| e == "sock")).next().unwrap();
+    let mut socket = std::fs::read_dir(cluster.root.path().join("run")).unwrap().flatten().map(|entry| entry.path());
+    let socket = socket.find(|path| path.extension().is_some_and(|e| e == "sock")).unwrap();
     let callers: Vec<_> = (0..3).map(|_| std::os::unix::net::UnixStream::connect(&socket).unwrap()).collect();
     // Hundredths of a second of processor time: fields 14 and 15, of which the first two are cut off.
     let busy = |pid: u32| -> u64 {

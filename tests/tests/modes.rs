@@ -98,7 +98,7 @@ fn every_way_of_reading_gives_every_byte_in_every_mode() {
     let writer = client(&cluster);
     let version = put(&writer, "k", 7);
     for options in FORMS.into_iter().chain([""]) {
-        let mount = cluster.mount("", &format!("arena=16MiB,{options}").trim_end_matches(',').to_owned());
+        let mount = cluster.mount("", format!("arena=16MiB,{options}").trim_end_matches(','));
         if !options.is_empty() {
             let io = if options.contains("direct") { "direct" } else { "cached" };
             let mode = if options.contains("snapshot") { "snapshot" } else { "strict" };
