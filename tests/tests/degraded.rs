@@ -320,6 +320,48 @@ fn s38_a_disk_that_goes_read_only_or_away_while_serving_is_named_and_avoided() {
 }
 
 #[test]
+fn s38_a_log_directory_that_cannot_be_written_makes_the_store_read_only() {
+    const NAME: &str = "s38_a_log_directory_that_cannot_be_written_makes_the_store_read_only";
+    need_mount!(NAME);
+    let mut cluster = Cluster::new(&Plan { directories: 1, ..Plan::default() });
+    let place = cluster.root.path().join("d1");
+    std::fs::create_dir(&place).unwrap();
+    let disk = match Disk::mount(&place) {
+        Ok(disk) => disk,
+        Err(reason) => return railfs_tests::skip(NAME, &reason),
+    };
+    cluster.directories.push(place.clone());
+    cluster.set_rails(2); // Writes the configuration anew.
+    run(cluster.railfsd().arg("init").args(&cluster.directories), COMMAND).expect(0);
+    cluster.serve();
+    let mut placed = put_many(&cluster, 0, 3);
+    let id = id_of(&cluster, &place);
+    let source = cluster.root.path().join("source");
+    for clean in [true, false] {
+        if clean {
+            cluster.stop()
+        } else {
+            cluster.kill()
+        }
+        disk.remount(true);
+        cluster.serve();
+        assert_eq!(directory(&cluster, &id)["state"], "read-only");
+        let words = ["read-only", place.to_str().unwrap(), &id];
+        cluster.cli(&["put".as_ref(), source.as_os_str(), cluster.url("new").as_ref()]).refused(1, &words);
+        cluster.cli(&["rm", &cluster.url("k1")]).refused(1, &words);
+        let mount = cluster.mount("", "");
+        assert_eq!(reads(&cluster, &mount.path, &placed, None).1, 0, "everything reads");
+        mount.stop();
+        cluster.stop();
+        disk.remount(false);
+        cluster.serve();
+        placed.extend(put_many(&cluster, if clean { 10 } else { 20 }, 1));
+    }
+    assert_quiet(&cluster, &[]);
+    cluster.stop();
+}
+
+#[test]
 fn s38_a_file_that_cannot_be_read_makes_its_directory_suspect() {
     need_mount!("s38_a_file_that_cannot_be_read_makes_its_directory_suspect");
     let mut cluster = Cluster::start(&Plan { directories: 3, ..Plan::default() });

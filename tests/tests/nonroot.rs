@@ -355,7 +355,7 @@ fn s18_what_is_missing_on_a_bare_machine_is_named() {
     // Only root may open the device, and the helper does not say that it is.
     let devices = setup.cluster.root.path().join("devices");
     let said = without(true, &DEVICE.replace("MODE", "600").replace("$1", &devices.display().to_string()));
-    assert!(said.contains("/dev/fuse") && said.contains("Permission denied"), "{said}");
+    assert!(said.contains("/dev/fuse") && said.contains("Permission denied") && said.contains("0666"), "{said}");
     for place in [&root_place, &setup.place] {
         assert!(!is_mounted(place));
     }

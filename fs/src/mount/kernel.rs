@@ -155,8 +155,18 @@ fn mount_by_helper(source: &str, point: &Path, options: &Options) -> Result<Owne
         _ => {
             let text = String::from_utf8_lossy(&output.stderr);
             let text = text.trim().lines().last().unwrap_or("no word of why").to_owned();
-            Err(Failure::failed(format!("mount at {}: {text}", point.display())))
+            let cure = helper_cure(&text);
+            Err(Failure::failed(format!("mount at {}: {text}{cure}", point.display())))
         }
+    }
+}
+
+/// What to do, where the helper says only what it met.
+fn helper_cure(said: &str) -> &'static str {
+    if said.contains(DEVICE) && said.contains("Permission denied") {
+        ": give this user the right to it (its usual mode is 0666)"
+    } else {
+        ""
     }
 }
 
@@ -279,6 +289,12 @@ mod tests {
     #[test]
     fn commas_in_a_value_are_escaped_for_the_helper() {
         assert_eq!(escape("a,b\\c"), "a\\,b\\\\c");
+    }
+
+    #[test]
+    fn a_device_that_is_closed_to_users_has_a_cure() {
+        assert!(helper_cure("fusermount3: failed to open /dev/fuse: Permission denied").contains("0666"));
+        assert_eq!(helper_cure("fusermount3: user has no write access to mountpoint /m"), "");
     }
 
     #[test]
