@@ -10,7 +10,7 @@ use railfs_proto::limits::STOP_DEADLINE;
 use railfs_server::config::Config;
 use railfs_server::daemon::Daemon;
 use railfs_server::{manager, manual, store};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ enum Command {
         #[arg(required = true, value_name = "DIR")]
         directories: Vec<PathBuf>,
     },
-    /// Serve until SIGTERM or SIGINT; RAILFS_LOG sets what is logged (error, warn, info, debug)
+    /// Serve until SIGTERM or SIGINT (or SIGHUP of its terminal); RAILFS_LOG sets what is logged (error, warn, info, debug)
     Serve {
         /// The configuration
         #[arg(long, value_name = "FILE")]
@@ -131,7 +131,7 @@ fn serve(file: &Path) -> ExitCode {
         Notifier::default()
     }));
     // Before anything is started, so that no signal is missed.
-    let mut signals = match Signals::new([SIGTERM, SIGINT]) {
+    let mut signals = match Signals::new([SIGTERM, SIGINT, SIGHUP]) {
         Ok(signals) => signals,
         Err(error) => return complain(FAILED, &format!("cannot wait for signals: {error}")),
     };
@@ -157,7 +157,15 @@ fn serve(file: &Path) -> ExitCode {
         Some(Ok(keeper)) => keeper,
         None => None,
     };
-    let signal = signals.forever().next();
+    // SIGHUP ends it only where it says that the terminal has gone.
+    let terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
+    let signal = signals.forever().find(|signal| {
+        let ends = *signal != SIGHUP || terminal;
+        if !ends {
+            tracing::info!("SIGHUP: there is nothing to load again");
+        }
+        ends
+    });
     tracing::info!(?signal, "stopping");
     drop(keeper);
     notifier.tell(&[Word::Stopping, Word::Status("stopping"), Word::MoreTime(STOP_DEADLINE + STOP_SLACK)]);

@@ -41,6 +41,7 @@ fn setup() -> Setup {
 fn serve(file: &Path) -> (Child, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_railfsd"))
         .args(["serve", "--config", text(file)])
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -86,6 +87,8 @@ fn init_serve_and_stop() {
     child.wait().unwrap();
     let (mut child, line) = serve(&setup.file);
     assert!(line.contains("incarnation=4 "), "{line}");
+    // Without a terminal it goes on.
+    signal(&child, rustix::process::Signal::HUP);
     signal(&child, rustix::process::Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let missing = railfsd(&["init", text(&setup.root.path().join("none"))]);
