@@ -86,7 +86,9 @@ s08_a_second_start_changes_nothing() {
   cmp $work/file /srv/a/file
 }
 
-s09_a_restart_keeps_the_files() {
+s09_restart_and_reload_keep_the_files() {
+  systemctl reload railfs@a
+  cmp $work/file /srv/a/file
   systemctl restart railfs@a
   [[ $(mounts_of /srv/a) == 1 ]]
   cmp $work/file /srv/a/file
@@ -146,9 +148,20 @@ s09_no_dead_mount_is_left_when_a_crashed_daemon_cannot_come_back() {
   [[ -z $(ls -A /srv/a) ]]
 }
 
+s04_a_late_server_is_waited_for_with_retry() {
+  mount_file b 'retry = "2 min"'
+  systemctl start --no-block railfs@b
+  within 30 is railfs@b activating
+  within 30 eval "[[ \$(property railfs@b StatusText) == *again* ]]"
+  systemctl start railfsd
+  within 60 is railfs@b active
+  cmp $work/file /srv/b/file
+  [[ $(property railfs@b NRestarts) == 0 ]]
+  systemctl stop railfs@b
+}
+
 s09_the_watchdog_ends_a_daemon_that_hangs() {
   local pid
-  systemctl start railfsd
   mkdir -p /run/systemd/system/railfs@a.service.d
   printf '[Service]\nWatchdogSec=6s\nTimeoutAbortSec=5s\n' >/run/systemd/system/railfs@a.service.d/watchdog.conf
   systemctl daemon-reload
@@ -223,10 +236,10 @@ s09_the_server_stops_and_nothing_is_left() {
 }
 
 for test in make_install_puts_everything_in_place s11_units_verify_and_lift_memlock the_server_is_active_once_it_serves \
-  s04_a_dependent_unit_sees_the_files s08_a_second_start_changes_nothing s09_a_restart_keeps_the_files \
+  s04_a_dependent_unit_sees_the_files s08_a_second_start_changes_nothing s09_restart_and_reload_keep_the_files \
   s09_a_killed_daemon_is_started_again_over_its_dead_mount s09_a_stop_with_readers_waiting_ends_in_time \
   s04_a_server_that_is_down_makes_the_unit_fail s09_no_dead_mount_is_left_when_a_crashed_daemon_cannot_come_back \
-  s09_the_watchdog_ends_a_daemon_that_hangs \
+  s04_a_late_server_is_waited_for_with_retry s09_the_watchdog_ends_a_daemon_that_hangs \
   s19_a_typing_error_in_the_file_is_named_and_not_tried_again s04_lines_of_fstab_mount s04_the_first_access_mounts \
   s09_the_server_stops_and_nothing_is_left; do
   try $test $test
