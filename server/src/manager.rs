@@ -31,7 +31,7 @@ fn pulse(server: &Arc<Server>, answer: Answer) {
     let node = Arc::clone(&server.node);
     server.node.runtime.spawn(async move {
         drop(lock(&node.sessions));
-        tokio::task::spawn_blocking(answer);
+        tokio::task::spawn_blocking(move || answer(Ok(())));
     });
 }
 

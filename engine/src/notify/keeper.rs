@@ -14,8 +14,8 @@ use std::time::Duration;
 /// Between two looks at what people are shown.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// What a witness calls to say that it is alive. Dropped: it is not (yet).
-pub type Answer = Box<dyn FnOnce() + Send>;
+/// What a witness calls to say that it is alive, or that it can never be asked again, and why. Dropped: neither (yet).
+pub type Answer = Box<dyn FnOnce(Result<(), String>) + Send>;
 /// Asks a witness; must not block. The error: it can never be asked again, and why.
 pub type Ask = Box<dyn FnMut(Answer) -> Result<(), String> + Send>;
 
@@ -28,7 +28,7 @@ pub struct Witness {
 }
 
 enum Event {
-    Answered(usize),
+    Answered(usize, Result<(), String>),
     Stop,
 }
 
@@ -85,9 +85,12 @@ impl<S: FnMut() -> String> Loop<S> {
         loop {
             let now = clock.now();
             match events.recv_timeout(next.since(now)) {
-                Ok(Event::Answered(place)) => {
+                Ok(Event::Answered(place, answer)) => {
                     if let Some(rounds) = &mut rounds {
-                        rounds.answered(place);
+                        match answer {
+                            Ok(()) => rounds.answered(place),
+                            Err(why) => self.gone(rounds, place, &why),
+                        }
                     }
                 }
                 Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return,
@@ -120,15 +123,20 @@ impl<S: FnMut() -> String> Loop<S> {
         for place in beat.ask {
             let Some(witness) = self.witnesses.get_mut(place) else { continue };
             let send = self.send.clone();
-            let answer: Answer = Box::new(move || {
+            let answer: Answer = Box::new(move |answer| {
                 // Nobody listens once the process ends.
-                let _ = send.send(Event::Answered(place));
+                let _ = send.send(Event::Answered(place, answer));
             });
             if let Err(why) = (witness.ask)(answer) {
-                tracing::error!("{}: {why}; the watchdog goes by the others alone", witness.name);
-                rounds.gone(place);
+                self.gone(rounds, place, &why);
             }
         }
+    }
+
+    fn gone(&self, rounds: &mut Rounds, place: usize, why: &str) {
+        let name = self.witnesses.get(place).map_or("", |witness| witness.name);
+        tracing::error!("{name}: {why}; the watchdog goes by the others alone");
+        rounds.gone(place);
     }
 }
 
@@ -154,6 +162,27 @@ mod tests {
     }
 
     #[test]
+    fn one_that_goes_while_it_is_asked_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        let notifier = Notifier::new(Some(path.into()), Some("200000".as_ref()), None, 1).unwrap();
+        let stays: Ask = Box::new(|answer| {
+            answer(Ok(()));
+            Ok(())
+        });
+        let goes: Ask = Box::new(|answer| {
+            answer(Err("it is gone".to_owned()));
+            Ok(())
+        });
+        let witnesses = vec![Witness { name: "a", ask: goes }, Witness { name: "b", ask: stays }];
+        let _keeper = Keeper::start(Arc::new(notifier), witnesses, String::new).unwrap();
+        for _ in 0..3 {
+            assert_eq!(hear(&manager, Duration::from_secs(20)).as_deref(), Some("WATCHDOG=1\n"));
+        }
+    }
+
+    #[test]
     fn i9_the_watchdog_is_fed_while_all_answer_and_no_longer() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
@@ -162,7 +191,7 @@ mod tests {
         // One answers at once, one only while it is told to.
         let parked: Arc<Mutex<(bool, Vec<Answer>)>> = Arc::default();
         let at_once: Ask = Box::new(|answer| {
-            answer();
+            answer(Ok(()));
             Ok(())
         });
         let park = parked.clone();
@@ -171,7 +200,7 @@ mod tests {
             if parked.0 {
                 parked.1.push(answer);
             } else {
-                answer();
+                answer(Ok(()));
             }
             Ok(())
         });
@@ -188,7 +217,7 @@ mod tests {
         assert_eq!(parked.lock().unwrap().1.len(), 1, "no second question before the first is answered");
         let (open, answers) = std::mem::take(&mut *parked.lock().unwrap());
         assert!(open);
-        answers.into_iter().for_each(|answer| answer());
+        answers.into_iter().for_each(|answer| answer(Ok(())));
         assert_eq!(hear(&manager, long).as_deref(), Some("WATCHDOG=1\n"), "it answers again");
         drop(keeper);
         let fed = (0..9).take_while(|_| hear(&manager, Duration::from_millis(300)).is_some()).count();

@@ -179,7 +179,7 @@ mod tests {
             ("arean = \"1 GiB\"", "m.toml:4: options.arean: there is no such option; did you mean options.arena?"),
             ("urll = \"x\"", "m.toml:4: options.urll: there is no such option; did you mean url?"),
             ("arena = \"1 GiBB\"", "m.toml:4: options.arena: "),
-            ("arena = 5", "m.toml:4: options.arena: 5 B is too small"),
+            ("arena = 1048576", "m.toml:4: options.arena: 1 MiB is too small"),
             ("arena = true", "m.toml:4: options.arena: needs a value"),
             ("arena = false", "m.toml:4: options.arena: needs a value"),
             ("nonempty = 1", "m.toml:4: options.nonempty: takes no value"),

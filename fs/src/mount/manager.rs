@@ -74,7 +74,7 @@ impl Manager {
         let reads: Ask = Box::new(move |answer: Answer| {
             backend.backend().pulse(Box::new(move |result| {
                 if result.is_ok() {
-                    answer();
+                    answer(Ok(()));
                 }
             }));
             Ok(())

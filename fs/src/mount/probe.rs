@@ -85,11 +85,14 @@ impl Probe {
                 let told = if line == "ok" { Ok(()) } else { Err(line) };
                 let asker = waits.lock().unwrap_or_else(PoisonError::into_inner).take();
                 match (asker, told) {
-                    (Some(answer), Ok(())) => answer(),
+                    (Some(answer), Ok(())) => answer(Ok(())),
                     (Some(_), Err(why)) => tracing::warn!("{NAME}: {why}"),
                     // Nobody waits any more.
                     (None, told) => drop(send.send(told)),
                 }
+            }
+            if let Some(answer) = waits.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                answer(Err(format!("{NAME} has gone")));
             }
         };
         std::thread::Builder::new().name("probe".to_owned()).spawn(listen).map_err(failed)?;
@@ -101,7 +104,7 @@ impl Probe {
         written.map_err(|error| format!("{NAME} has gone: {error}"))
     }
 
-    /// Asks; the answer is called when it is a good one.
+    /// Asks; the answer is called when it is a good one, or when there will be none.
     ///
     /// # Errors
     /// The process has gone.
