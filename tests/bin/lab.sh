@@ -45,7 +45,10 @@ trap 'rm -rf "$programs"' EXIT
 for program in railfs railfsd; do
   strip -o "$programs/$program" "${RAILFS_BIN_DIR:?}/$program" 2>/dev/null || cp "$RAILFS_BIN_DIR/$program" "$programs/"
 done
-export RAILFS_BIN_DIR=$programs
+# As a package would put them in place; made here, since a guest takes its time.
+DESTDIR=$programs/root PREFIX=/usr HELPER_DIR=/usr/sbin BIN_DIR=$programs packaging/install.sh install
+rm "$programs/railfs" "$programs/railfsd"
+export RAILFS_BIN_DIR=$programs/root/usr/bin
 
 for suite in "${suites[@]}"; do
   began=$SECONDS

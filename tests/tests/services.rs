@@ -189,6 +189,54 @@ fn s18_a_unit_needs_no_path_and_no_other_program_as_root() {
     assert_quiet(&cluster, &[]);
 }
 
+/// All files and links below a directory.
+fn below(root: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };
+    entries.flatten().map(|entry| entry.path()).fold(Vec::new(), |mut found, path| {
+        match path.is_dir() && !path.is_symlink() {
+            true => found.extend(below(&path)),
+            false => found.push(path.display().to_string()),
+        }
+        found
+    })
+}
+
+#[test]
+fn what_is_installed_is_uninstalled_and_the_administrators_files_stay() {
+    let root = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/install.sh");
+    let programs = railfs_tests::process::program("railfs").parent().unwrap().to_owned();
+    let call = |verb: &str, prefix: &str| {
+        let mut command = std::process::Command::new("bash");
+        command.arg(&script).arg(verb).env("DESTDIR", root.path()).env("PREFIX", prefix).env("BIN_DIR", &programs);
+        railfs_tests::process::run(&mut command, railfs_tests::cluster::COMMAND)
+    };
+    call("install", "/usr/local").expect(0);
+    let at = |path: &str| root.path().join(path);
+    for page in ["man1/railfs.1", "man1/railfs-mount.1", "man8/railfsd.8", "man8/mount.railfs.8", "man5/railfs.toml.5"]
+    {
+        assert!(at("usr/local/share/man").join(page).exists(), "{page}");
+    }
+    let unit = std::fs::read_to_string(at("usr/local/lib/systemd/system/railfs@.service")).unwrap();
+    assert!(
+        unit.contains("\nExecStart=/usr/local/bin/railfs mount -f --config /etc/railfs/mounts/%i.toml\n"),
+        "{unit}"
+    );
+    assert_eq!(std::fs::read_link(at("sbin/mount.railfs")).unwrap(), Path::new("/usr/local/bin/railfs"));
+    // Called by that name it is mount(8)'s helper.
+    std::os::unix::fs::symlink(programs.join("railfs"), at("mount.railfs")).unwrap();
+    let mut helper = std::process::Command::new(at("mount.railfs"));
+    helper.args(["railfs://h/ns/", "/mnt", "-o", "rw,_netdev,arean=1GiB"]);
+    let refused = railfs_tests::process::run(&mut helper, railfs_tests::cluster::COMMAND);
+    assert!(refused.expect(1).err().contains("mount.railfs: unknown option arean, did you mean arena?"));
+    std::fs::remove_file(at("mount.railfs")).unwrap();
+    let own = at("etc/railfs/mounts/mine.toml");
+    std::fs::write(&own, "").unwrap();
+    call("uninstall", "/usr/local").expect(0);
+    assert_eq!(below(root.path()), [own.display().to_string()]);
+    call("install", "relative").refused(2, &["PREFIX is 'relative'"]);
+}
+
 #[test]
 fn s04_the_server_says_when_it_serves_and_when_it_ends() {
     let cluster = Cluster::new(&Plan::default());
