@@ -132,6 +132,28 @@ fn s04_a_unit_whose_server_is_down_is_never_ready() {
 }
 
 #[test]
+fn s04_a_server_that_is_late_makes_ready_late() {
+    need_mount!("s04_a_server_that_is_late_makes_ready_late");
+    let mut cluster = Cluster::start(&Plan::default());
+    cluster.stop();
+    let place = place(&cluster);
+    let mut manager = Manager::hidden("railfs-late");
+    let mut unit = unit(&cluster, &manager, &place, "retry=2min", None);
+    // People see what it waits for, and the manager is asked for as much time as that may take.
+    assert!(manager.wait("STATUS=").contains("trying again"));
+    let more: u64 = manager.wait("EXTEND_TIMEOUT_USEC=")["EXTEND_TIMEOUT_USEC=".len()..].parse().unwrap();
+    assert!(more > 60_000_000, "{more}");
+    assert_eq!(manager.within("READY=1", Duration::from_millis(300)), None);
+    assert!(!is_mounted(&place));
+    cluster.serve();
+    manager.wait("READY=1");
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
+    unit.signal(Signal::TERM);
+    assert!(unit.wait(wait::SOON).success(), "{}", log(&cluster));
+    assert_quiet(&cluster, &[]);
+}
+
+#[test]
 fn s09_the_watchdog_is_fed_until_the_stop_and_a_dead_helper_is_no_end() {
     need_mount!("s09_the_watchdog_is_fed_until_the_stop_and_a_dead_helper_is_no_end");
     let cluster = Cluster::start(&Plan::default());
