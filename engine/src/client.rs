@@ -236,6 +236,12 @@ pub struct Status {
     pub arena: crate::memory::ArenaStats,
     /// Bytes in the cache.
     pub cached_bytes: u64,
+    /// Reads that wait for memory.
+    pub admission: crate::read::admission::Account,
+    /// Bytes held for readahead: in flight; fetched, wanted and not read; dropped without having been read (of all time).
+    pub ahead: [u64; 3],
+    /// For how long nobody has answered: by the control connection, and by the rails. `None`: somebody does.
+    pub silent_for: [Option<Duration>; 2],
     /// Name and value, a public contract (docs/metrics.md).
     pub counters: Vec<(&'static str, u64)>,
 }
@@ -434,12 +440,15 @@ impl Client {
         if lock(&self.runtime).is_none() {
             return done(Err(Error::Closed));
         }
-        let (control, limit) = (self.control.clone(), self.config.metadata_deadline);
+        let control = self.control.clone();
+        let (began, limit) = control.begin(self.config.metadata_deadline);
         self.handle.spawn(async move {
-            let result = tokio::time::timeout(limit, run(control)).await;
+            let result = tokio::time::timeout(limit, run(control.clone())).await;
             let late =
                 || Err(Error::TimedOut { what: "control connection".into(), after: limit, detail: String::new() });
-            done(result.unwrap_or_else(|_| late()));
+            let result = result.unwrap_or_else(|_| late());
+            control.ended(began, &result);
+            done(result);
         });
     }
 
@@ -548,6 +557,7 @@ impl Client {
             .driver
             .inspect(|core, _| (core.counts(), core.cached_bytes(), core.activity(), core.committed_bytes()));
         let pins = self.driver.inspect(|core, _| core.pin_counts());
+        let (admission, ahead) = self.driver.inspect(|core, _| (core.admission(), core.ahead_bytes()));
         let [reads, fetches, checks, waiting] = activity;
         let mut counters = counts.named();
         counters.extend([
@@ -570,6 +580,12 @@ impl Client {
             rails: rails.iter().map(rail_status).collect(),
             arena: self.arena.stats(),
             cached_bytes,
+            admission,
+            ahead,
+            silent_for: [
+                self.control.silent_for(),
+                self.driver.inspect(|core, now| core.silent_since().map(|since| now.since(since))),
+            ],
             counters,
         }
     }

@@ -14,7 +14,9 @@ pub use calls::{BeginPut, Begun, CommitFailure};
 pub use watch::{WatchQuery, Watching};
 
 use crate::client::Config;
+use crate::clock::{Clock, Time};
 use crate::error::{Error, Result};
+use crate::outage::{Outage, PROBE};
 use crate::rail::Lane;
 use crate::rail::tcp::Tickets;
 use bytes::Bytes;
@@ -134,12 +136,15 @@ struct State {
     wrong_store: Option<Error>,
     /// Tickets of the session that no rail has used yet, and when hello brought them.
     tickets: (VecDeque<Bytes>, Option<Instant>),
+    /// Whether anybody answers here.
+    outage: Outage,
 }
 
 /// See the module's head.
 pub struct Control {
     config: ControlConfig,
     runtime: Handle,
+    clock: Clock,
     state: Mutex<State>,
     /// One reconnect at a time; who waits takes what it brought.
     connecting: tokio::sync::Mutex<()>,
@@ -161,6 +166,7 @@ impl Control {
         Arc::new(Control {
             config,
             runtime,
+            clock: Clock::start(),
             state,
             connecting: Default::default(),
             helloing: Default::default(),
@@ -217,6 +223,36 @@ impl Control {
             Ok(Err(status)) => tracing::debug!(%status, "good-bye"),
             Err(_) => tracing::debug!(?limit, "no answer to good-bye"),
         }
+    }
+
+    /// A call begins: when, and how long it may take. While nobody answers that is less than `limit`.
+    pub fn begin(&self, limit: Duration) -> (Time, Duration) {
+        (self.clock.now(), self.state().outage.limit(limit, PROBE))
+    }
+
+    /// A call that began then has ended.
+    pub fn ended<T>(&self, began: Time, result: &Result<T>) {
+        match result {
+            Err(Error::TimedOut { .. } | Error::Unreachable { .. }) => {
+                if self.state().outage.unanswered(began) {
+                    tracing::warn!("the server does not answer: until it does, calls wait {PROBE:?}");
+                }
+            }
+            Err(Error::Closed) => {}
+            Ok(_) | Err(_) => self.heard(),
+        }
+    }
+
+    fn heard(&self) {
+        let over = self.state().outage.heard(self.clock.now());
+        if let Some(after) = over {
+            tracing::info!(?after, "the server answers again");
+        }
+    }
+
+    /// For how long nobody has answered, where that is known.
+    pub fn silent_for(&self) -> Option<Duration> {
+        self.state().outage.since().map(|since| self.clock.now().since(since))
     }
 
     /// Nothing is called any more; what is under way fails.

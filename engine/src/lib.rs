@@ -11,6 +11,7 @@ pub mod control;
 pub mod error;
 pub mod memory;
 pub mod notify;
+pub mod outage;
 pub mod put;
 pub mod rail;
 pub mod read;

@@ -7,6 +7,7 @@
 //!
 //! [`core`] decides (pure: events and a clock in, actions out); [`driver`] does what it says and decides nothing.
 
+pub mod admission;
 pub mod core;
 pub mod driver;
 pub mod landed;

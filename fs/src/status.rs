@@ -28,6 +28,8 @@ pub struct Document {
     pub arena: Arena,
     /// Bytes in the cache.
     pub cached_bytes: u64,
+    /// Reads that wait for memory, and readahead.
+    pub admission: Admission,
     /// By name.
     pub counters: BTreeMap<String, u64>,
     /// The server's stripe directories; empty when it did not answer.
@@ -86,6 +88,34 @@ pub struct Arena {
     pub exposed: u64,
     /// Lost their fence.
     pub quarantined: u64,
+}
+
+/// Reads that wait for memory, and what readahead holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Admission {
+    /// Reads of at most 64 KiB, now.
+    pub waiting_small: u64,
+    /// Larger ones, now.
+    pub waiting_large: u64,
+    /// Bytes of both, now.
+    pub waiting_bytes: u64,
+    /// Reads of at most 64 KiB that got memory after waiting.
+    pub admitted_small: u64,
+    /// Larger ones.
+    pub admitted_large: u64,
+    /// Bytes of both.
+    pub admitted_bytes: u64,
+    /// Reads refused because too many waited.
+    pub refused: u64,
+    /// The longest that one has waited.
+    pub longest_wait_microseconds: u64,
+    /// Memory of fetches ahead of reads that are in flight.
+    pub ahead_in_flight_bytes: u64,
+    /// Memory of what was fetched ahead and is wanted, and not read yet.
+    pub ahead_unread_bytes: u64,
+    /// Memory of what was fetched ahead and dropped unread, since the start.
+    pub ahead_wasted_bytes: u64,
 }
 
 /// One stripe directory.
@@ -184,6 +214,7 @@ impl Document {
                 quarantined: status.arena.quarantined,
             },
             cached_bytes: status.cached_bytes,
+            admission: Admission::new(&status),
             counters: status.counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             ..Document::default()
         };
@@ -209,6 +240,26 @@ impl Document {
         });
         let publishing = self.server.iter().map(|server| &server.publishing).filter(|publishing| *publishing != "ok");
         rails.chain(directories).chain(publishing.map(|why| format!("the server takes no puts: {why}"))).collect()
+    }
+}
+
+impl Admission {
+    fn new(status: &Status) -> Admission {
+        let account = &status.admission;
+        let [in_flight, unread, wasted] = status.ahead;
+        Admission {
+            waiting_small: account.waiting_small,
+            waiting_large: account.waiting_large,
+            waiting_bytes: account.waiting_bytes,
+            admitted_small: account.served_small,
+            admitted_large: account.served_large,
+            admitted_bytes: account.served_bytes,
+            refused: account.refused,
+            longest_wait_microseconds: u64::try_from(account.longest_wait.as_micros()).unwrap_or(u64::MAX),
+            ahead_in_flight_bytes: in_flight,
+            ahead_unread_bytes: unread,
+            ahead_wasted_bytes: wasted,
+        }
     }
 }
 
@@ -332,7 +383,7 @@ mod tests {
         let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
         assert_eq!(
             keys(&json),
-            "arena cached_bytes control counters directories incarnation mount node rails server server_error store"
+            "admission arena cached_bytes control counters directories incarnation mount node rails server server_error store"
         );
         assert_eq!(
             keys(&json["rails"][0]),
@@ -373,10 +424,14 @@ mod tests {
         };
         let json = serde_json::to_value(&document).unwrap();
         let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        let mut top: Vec<String> = keys(&json).into_iter().filter(|key| key != "arena").collect();
+        let nested = ["arena", "admission"];
+        let mut top: Vec<String> = keys(&json).into_iter().filter(|key| !nested.contains(&key.as_str())).collect();
         top.extend(keys(&json["arena"]).iter().map(|key| format!("arena.{key}")));
         top.sort();
+        top.push("admission".to_owned());
+        top.sort();
         assert_eq!(documented("## Document"), top);
+        assert_eq!(documented("### `admission`"), keys(&json["admission"]));
         assert_eq!(documented("### `rails[]`"), keys(&json["rails"][0]));
         assert_eq!(documented("### `directories[]`"), keys(&json["directories"][0]));
         assert_eq!(documented("### `server`"), keys(&json["server"]));

@@ -78,6 +78,57 @@ fn i9_nothing_hangs_while_the_server_hangs() {
     mount.stop();
 }
 
+/// How often these words are in the log.
+fn said(log: &str, words: &[&str]) -> usize {
+    log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+}
+
+#[test]
+fn i11_an_outage_is_logged_once_and_costs_ls_and_df_one_limit() {
+    need_mount!("i11_an_outage_is_logged_once_and_costs_ls_and_df_one_limit");
+    let mut cluster = Cluster::start(&Plan::default());
+    let source = cluster.root.path().join("source");
+    write_file(&source, 5, MIB as u64);
+    cluster.put(&source, "f");
+    let limit = Duration::from_secs(3);
+    let mount = cluster.mount("", "arena=16MiB,metadata_timeout=3s");
+    assert_file(&mount.at("f"), 5, MIB as u64);
+    cluster.kill();
+    eventually("the rails are down", wait::SOON, || {
+        let down = mount.rails("state").iter().all(|state| state == "down");
+        if down { Ok(()) } else { Err(format!("{:?}", mount.rails("state"))) }
+    });
+    // All of them together: the first finds out, the others are told at once.
+    let started = Instant::now();
+    for round in 0..3 {
+        for program in ["ls", "df", "stat", "ls"] {
+            let output = run(Command::new(program).arg(&mount.path), Duration::from_secs(20));
+            eprintln!("{round} {program}: {:?} after {:?}", output.code, output.took);
+            assert!(output.took < limit * 2 + MARGIN, "{program}: {:?}", output.took);
+        }
+    }
+    let took = started.elapsed();
+    assert!(took < limit * 5 + MARGIN, "{took:?}");
+    let degraded = mount.status()["mount"]["degraded"].to_string();
+    assert!(degraded.contains("does not answer"), "{degraded}");
+    let log = mount.logged();
+    assert_eq!(said(&log, &["WARN", "the server does not answer"]), 1, "{log}");
+    for rail in 0..2 {
+        let name = format!("f{rail} ");
+        let lines = said(&log, &["WARN", &name, "rail is down"]);
+        // Once that the connection broke, once that no new one can be made; never once for each try.
+        assert!((1..=3).contains(&lines), "rail {name}: {lines} lines: {log}");
+    }
+    cluster.serve();
+    eventually("it answers again", wait::SOON, || {
+        std::fs::read_dir(&mount.path).map(drop).map_err(|error| error.to_string())
+    });
+    assert_file(&mount.at("f"), 5, MIB as u64);
+    assert_eq!(said(&mount.logged(), &["the server answers again"]), 1);
+    assert_quiet(&cluster, &[&mount]);
+    mount.stop();
+}
+
 #[test]
 fn reads_resume_after_a_restart_of_the_server() {
     need_mount!("reads_resume_after_a_restart_of_the_server");

@@ -214,6 +214,7 @@ impl Control {
             state.link = Some(link.clone());
             (link, new)
         };
+        self.heard();
         if new {
             let session = &link.session;
             tracing::info!(store = %session.store, node = %session.node, incarnation = session.incarnation, session = session.id, control = %link.address, "session");

@@ -5,10 +5,15 @@
 //!   read had arrived. A check is a check frame, a lookup made anew, or what a fetch posted after the read's arrival brings.
 //! * I5: what comes for an attempt that was given up is dropped.
 //! * I6: landings in flight and in quarantine together stay within three quarters of the arena; a read that does not fit
-//!   waits in line and holds nothing.
+//!   waits in line and holds nothing. Those in line are served fairly by bytes over handles, small ones in a class of their
+//!   own; so are fetches where a rail has enough to do already. Readahead is sent when nobody waits for either, and holds
+//!   nothing before.
 //! * I9: every read, check and lookup is answered by its deadline ([`Core::tick`]).
 //! * I10: what fails on one rail is sent on another, into a new extent, within the same deadline.
 
+mod ahead;
+#[cfg(test)]
+mod fair_tests;
 mod fetch;
 mod message;
 mod pinning;
@@ -22,11 +27,13 @@ use crate::client::{Found, Object};
 use crate::clock::Time;
 use crate::error::Error;
 use crate::memory::Arena;
+use crate::outage::{Outage, PROBE, READ_PROBE};
 use crate::rail::{Event, Hand, Submission};
+use crate::read::admission::{Account, FairQueue, Ledger, Use};
 use crate::read::landed::Landed;
 use crate::read::pins::Pins;
 use crate::read::rails::Rails;
-use crate::read::readahead::Readahead;
+use ahead::{Reader, Sore};
 use fetch::Fetch;
 use railfs_proto::name::ObjectName;
 use railfs_proto::v1;
@@ -152,6 +159,10 @@ pub struct Counts {
     pub stale_replies: u64,
     /// Object bytes that landed.
     pub bytes_landed: u64,
+    /// Object bytes that landed before anybody had asked for them.
+    pub bytes_ahead: u64,
+    /// Reads answered with the error that the same bytes met a moment before.
+    pub reads_failed_again: u64,
     /// Object bytes given to readers.
     pub bytes_read: u64,
 }
@@ -176,6 +187,8 @@ impl Counts {
             ("bad_pages", self.bad_pages),
             ("stale_replies", self.stale_replies),
             ("bytes_landed", self.bytes_landed),
+            ("bytes_ahead", self.bytes_ahead),
+            ("reads_failed_again", self.reads_failed_again),
             ("bytes_read", self.bytes_read),
         ]
     }
@@ -187,6 +200,25 @@ enum Flight {
     Small(u64),
     /// Given up; only its memory is still awaited.
     Gone,
+}
+
+/// A check or a lookup that somebody waits for.
+#[derive(Debug)]
+struct Call {
+    began: Time,
+    deadline: Time,
+    what: String,
+}
+
+/// An attempt in flight.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    flight: Flight,
+    rail: usize,
+    /// Bytes of its landing, and what they are held for.
+    memory: u32,
+    held: Use,
+    posted: Time,
 }
 
 /// Who waits for a check.
@@ -207,19 +239,28 @@ pub struct Core {
     next_id: u64,
     actions: Vec<Action>,
     reads: HashMap<u64, Read>,
-    queue: VecDeque<u64>,
+    /// Reads that wait for memory.
+    line: FairQueue,
+    /// Fetches that have memory and wait for a rail that has room.
+    sends: FairQueue,
     fetches: HashMap<u64, Fetch>,
     by_cell: HashMap<(u64, u64), Vec<u64>>,
     smalls: HashMap<u64, Small>,
     gathering: Vec<small::Member>,
     last_check_posted: Time,
-    /// Checks and lookups for callers: deadline, how long that was, and the name.
-    calls: HashMap<u64, (Time, Duration, String)>,
-    /// Attempts in flight: what for, on which rail, bytes of memory, when posted.
-    flights: HashMap<u64, (Flight, usize, u32, Time)>,
+    /// Checks and lookups for callers.
+    calls: HashMap<u64, Call>,
+    /// Whether anybody answers on the rails.
+    outage: Outage,
+    /// Attempts in flight.
+    flights: HashMap<u64, InFlight>,
     /// Bytes of landings in flight and in quarantine.
-    committed: u64,
-    handles: HashMap<u64, (Arc<Object>, Readahead)>,
+    ledger: Ledger,
+    readers: HashMap<u64, Reader>,
+    /// Handles that may want something fetched ahead, in turn.
+    ring: VecDeque<u64>,
+    /// What was found damaged a moment ago.
+    sore: Sore,
     pins: Pins,
     counts: Counts,
 }
@@ -227,6 +268,7 @@ pub struct Core {
 impl Core {
     /// Nothing happens before [`Core::session`] and [`Core::add_rail`]. `readahead_limit`: bytes per reader.
     pub fn new(arena: Arena, readahead_limit: u64) -> Core {
+        let ledger = Ledger::new(arena.stats().total);
         Core {
             arena,
             cache: Cache::default(),
@@ -236,16 +278,20 @@ impl Core {
             next_id: 1,
             actions: Vec::new(),
             reads: HashMap::new(),
-            queue: VecDeque::new(),
+            line: FairQueue::default(),
+            sends: FairQueue::default(),
             fetches: HashMap::new(),
             by_cell: HashMap::new(),
             smalls: HashMap::new(),
             gathering: Vec::new(),
             last_check_posted: Time(0),
             calls: HashMap::new(),
+            outage: Outage::default(),
             flights: HashMap::new(),
-            committed: 0,
-            handles: HashMap::new(),
+            ledger,
+            readers: HashMap::new(),
+            ring: VecDeque::new(),
+            sore: Sore::default(),
             pins: Pins::new(1),
             counts: Counts::default(),
         }
@@ -294,12 +340,22 @@ impl Core {
 
     /// Bytes of landings in flight or in quarantine.
     pub fn committed_bytes(&self) -> u64 {
-        self.committed
+        self.ledger.held()
+    }
+
+    /// Who waits for memory, and how long that took.
+    pub fn admission(&self) -> Account {
+        self.line.account()
+    }
+
+    /// Bytes held for readahead: in flight; fetched, wanted and not read; dropped without having been read.
+    pub fn ahead_bytes(&self) -> [u64; 3] {
+        [self.ledger.ahead(), self.cache.unread(), self.cache.wasted()]
     }
 
     /// Reads under way, fetches in flight, checks and lookups in flight, reads in line for memory.
     pub fn activity(&self) -> [u64; 4] {
-        [self.reads.len(), self.fetches.len(), self.smalls.len() + self.gathering.len(), self.queue.len()]
+        [self.reads.len(), self.fetches.len(), self.smalls.len() + self.gathering.len(), self.line.len()]
             .map(|count| count as u64)
     }
 
@@ -315,66 +371,94 @@ impl Core {
 
     /// The object's version is current: asks, from now on. Answered by [`Action::Checked`] or [`Action::Fail`].
     pub fn check(&mut self, now: Time, id: u64, object: &Arc<Object>, deadline: Time) {
-        self.calls.insert(id, (deadline, deadline.since(now), object.name.to_string()));
+        let deadline = self.within(now, deadline, PROBE);
+        self.calls.insert(id, Call { began: now, deadline, what: object.name.to_string() });
         self.want_check(now, Waiter::Call(id), object);
     }
 
     /// Answered by [`Action::LookedUp`] or [`Action::Fail`].
     pub fn lookup(&mut self, now: Time, id: u64, name: &ObjectName, deadline: Time) {
-        self.calls.insert(id, (deadline, deadline.since(now), name.to_string()));
+        let deadline = self.within(now, deadline, PROBE);
+        self.calls.insert(id, Call { began: now, deadline, what: name.to_string() });
         self.want_lookup(now, id, name, deadline);
+    }
+
+    /// The deadline of what begins now: a near one while nobody answers.
+    fn within(&self, now: Time, deadline: Time, probe: Duration) -> Time {
+        now.after(self.outage.limit(deadline.since(now), probe))
+    }
+
+    /// Something that began then got no answer by now.
+    fn unanswered(&mut self, began: Time) {
+        if self.outage.unanswered(began) {
+            tracing::warn!(
+                "no rail brings an answer: until one does, reads wait {READ_PROBE:?} and other calls {PROBE:?} ({})",
+                self.rails_down()
+            );
+        }
+    }
+
+    fn heard(&mut self, now: Time) {
+        if let Some(after) = self.outage.heard(now) {
+            tracing::info!(?after, "answers come again");
+        }
+    }
+
+    /// Since when nobody answers on the rails.
+    pub fn silent_since(&self) -> Option<Time> {
+        self.outage.since()
     }
 
     /// A rail says something.
     pub fn rail_event(&mut self, now: Time, rail: usize, event: Event) {
         match event {
             Event::Replied { id, message, bulk, extent } => {
-                let Some((flight, from, memory, posted)) = self.flights.remove(&id).filter(|flight| flight.1 == rail)
-                else {
+                let Some(entry) = self.flights.remove(&id).filter(|entry| entry.rail == rail) else {
                     self.counts.stale_replies += 1;
                     return;
                 };
-                self.committed -= u64::from(memory);
-                if !matches!(flight, Flight::Gone) {
-                    self.rails.ended(now, from, u64::from(memory), posted, true);
+                self.heard(now);
+                self.ledger.give(entry.held, u64::from(entry.memory));
+                if !matches!(entry.flight, Flight::Gone) {
+                    self.rails.ended(now, rail, u64::from(entry.memory), entry.posted, true);
                 }
-                match flight {
-                    Flight::Fetch(fetch) => self.fetch_replied(now, fetch, from, &message, bulk, extent),
-                    Flight::Small(small) => self.small_replied(now, small, from, &message),
+                match entry.flight {
+                    Flight::Fetch(fetch) => self.fetch_replied(now, fetch, rail, &message, bulk, extent),
+                    Flight::Small(small) => self.small_replied(now, small, rail, &message),
                     Flight::Gone => self.counts.stale_replies += 1,
                 }
             }
             Event::Failed { id, cause, hand } => {
                 let held = matches!(hand, Hand::Held);
                 drop(hand);
-                let Some(&(flight, from, memory, posted)) = self.flights.get(&id).filter(|flight| flight.1 == rail)
-                else {
-                    return;
-                };
+                let Some(&entry) = self.flights.get(&id).filter(|entry| entry.rail == rail) else { return };
                 if held {
                     // Its memory stays committed until the rail releases it.
-                    self.flights.insert(id, (Flight::Gone, from, memory, posted));
+                    self.flights.insert(id, InFlight { flight: Flight::Gone, ..entry });
                 } else {
                     self.flights.remove(&id);
-                    self.committed -= u64::from(memory);
+                    self.ledger.give(entry.held, u64::from(entry.memory));
                 }
-                if !matches!(flight, Flight::Gone) {
-                    self.rails.ended(now, from, u64::from(memory), posted, false);
+                if !matches!(entry.flight, Flight::Gone) {
+                    self.rails.ended(now, rail, u64::from(entry.memory), entry.posted, false);
                 }
-                match flight {
-                    Flight::Fetch(fetch) => self.fetch_failed(now, fetch, from, &format!("{cause:?}")),
-                    Flight::Small(small) => self.small_failed(now, small, from),
+                match entry.flight {
+                    Flight::Fetch(fetch) => self.fetch_failed(now, fetch, rail, &format!("{cause:?}")),
+                    Flight::Small(small) => self.small_failed(now, small, rail),
                     Flight::Gone => {}
                 }
             }
             Event::Released { id, extent } => {
                 drop(extent);
-                if let Some((_, _, memory, _)) = self.flights.remove(&id) {
-                    self.committed -= u64::from(memory);
+                if let Some(entry) = self.flights.remove(&id) {
+                    self.ledger.give(entry.held, u64::from(entry.memory));
                 }
             }
             Event::State(state) => {
                 let silent = state == crate::rail::State::Silent;
+                if state == crate::rail::State::Up {
+                    self.heard(now);
+                }
                 let came_back = self.rails.state(rail, state);
                 self.rails.since(rail, now);
                 if silent {
@@ -385,7 +469,14 @@ impl Core {
                 }
             }
         }
+        self.turn(now);
+    }
+
+    /// What waits gets its turn: reads that wait for memory, then fetches that wait for a rail, then readahead.
+    fn turn(&mut self, now: Time) {
         self.admit_waiting(now);
+        self.send_waiting(now);
+        self.pump_ahead(now);
     }
 
     /// The rail is silent: what it was to do is done by others, where there are any.
@@ -393,7 +484,7 @@ impl Core {
         if !self.rails.other_than(now, &[rail]) {
             return;
         }
-        let on_it = |flight: &(Flight, usize, u32, Time)| flight.1 == rail && !matches!(flight.0, Flight::Gone);
+        let on_it = |entry: &InFlight| entry.rail == rail && !matches!(entry.flight, Flight::Gone);
         let attempts: Vec<u64> = self.flights.iter().filter(|(_, f)| on_it(f)).map(|(&id, _)| id).collect();
         for attempt in attempts {
             self.give_up(now, attempt);
@@ -403,18 +494,15 @@ impl Core {
     /// Cancels an attempt and sends its work elsewhere.
     fn give_up(&mut self, now: Time, attempt: u64) {
         let Some(entry) = self.flights.get_mut(&attempt) else { return };
-        let (flight, rail, memory, posted) = *entry;
-        entry.0 = Flight::Gone;
+        let InFlight { flight, rail, memory, posted, .. } = *entry;
+        entry.flight = Flight::Gone;
         self.actions.push(Action::Cancel { rail, id: attempt });
+        if !matches!(flight, Flight::Gone) {
+            self.rails.ended(now, rail, u64::from(memory), posted, false);
+        }
         match flight {
-            Flight::Fetch(fetch) => {
-                self.rails.ended(now, rail, u64::from(memory), posted, false);
-                self.fetch_failed(now, fetch, rail, "no answer in time");
-            }
-            Flight::Small(small) => {
-                self.rails.ended(now, rail, u64::from(memory), posted, false);
-                self.small_failed(now, small, rail);
-            }
+            Flight::Fetch(fetch) => self.fetch_failed(now, fetch, rail, "no answer in time"),
+            Flight::Small(small) => self.small_failed(now, small, rail),
             Flight::Gone => {}
         }
     }
@@ -427,13 +515,13 @@ impl Core {
         for id in reads {
             self.read_timed_out(now, id);
         }
-        let calls: Vec<u64> = self.calls.iter().filter(|(_, call)| call.0 <= now).map(|(&id, _)| id).collect();
+        let calls: Vec<u64> = self.calls.iter().filter(|(_, call)| call.deadline <= now).map(|(&id, _)| id).collect();
         for id in calls {
             self.call_timed_out(id);
         }
-        let slow = |(&id, &(flight, rail, _, posted)): (&u64, &(Flight, usize, u32, Time))| {
-            let old = !matches!(flight, Flight::Gone) && now.since(posted) >= ATTEMPT;
-            (old && self.rails.other_than(now, &[rail])).then_some(id)
+        let slow = |(&id, entry): (&u64, &InFlight)| {
+            let old = !matches!(entry.flight, Flight::Gone) && now.since(entry.posted) >= ATTEMPT;
+            (old && self.rails.other_than(now, &[entry.rail])).then_some(id)
         };
         let attempts: Vec<u64> = self.flights.iter().filter_map(slow).collect();
         for attempt in attempts {
@@ -442,7 +530,7 @@ impl Core {
         self.tick_smalls(now);
         self.say_pins(now);
         self.retry_waiting(now, false);
-        self.admit_waiting(now);
+        self.turn(now);
     }
 
     /// Fails everything: the client is being closed.
@@ -455,15 +543,21 @@ impl Core {
         for (id, _) in self.calls.drain() {
             self.actions.push(Action::Fail { id, error: Error::Closed });
         }
-        self.queue.clear();
-        self.fetches.clear();
+        self.line.clear();
+        self.sends.clear();
+        self.ring.clear();
+        for (_, fetch) in self.fetches.drain() {
+            if fetch.extent.is_some() {
+                self.ledger.give(fetch.held, u64::from(fetch.geometry.extent));
+            }
+        }
         self.by_cell.clear();
         self.smalls.clear();
         self.gathering.clear();
-        for (id, flight) in &mut self.flights {
-            if !matches!(flight.0, Flight::Gone) {
-                flight.0 = Flight::Gone;
-                self.actions.push(Action::Cancel { rail: flight.1, id: *id });
+        for (id, open) in &mut self.flights {
+            if !matches!(open.flight, Flight::Gone) {
+                open.flight = Flight::Gone;
+                self.actions.push(Action::Cancel { rail: open.rail, id: *id });
             }
         }
         while self.cache.evict() {}

@@ -58,6 +58,25 @@ pub fn missing(first: u64, end: u64, present: impl Fn(u64) -> bool) -> Vec<Range
     runs
 }
 
+/// The pages that a byte range touches.
+pub fn pages(striping: &Striping, bytes: &Range<u64>) -> Range<u64> {
+    let page = u64::from(striping.page_size());
+    if bytes.is_empty() { 0..0 } else { bytes.start / page..bytes.end.div_ceil(page) }
+}
+
+/// Runs of pages cut so that none is longer than `most` bytes (a page is never cut; 0: no limit).
+pub fn limited(striping: &Striping, runs: Vec<Range<u64>>, most: u32) -> Vec<Range<u64>> {
+    let pages = u64::from((most / striping.page_size()).max(1));
+    if most == 0 || runs.iter().all(|run| run.end - run.start <= pages) {
+        return runs;
+    }
+    let cut = |run: Range<u64>| {
+        let end = run.end;
+        (run.start..end).step_by(usize::try_from(pages).unwrap_or(usize::MAX)).map(move |at| at..end.min(at + pages))
+    };
+    runs.into_iter().flat_map(cut).collect()
+}
+
 /// Where a run of pages of one cell lies, and what it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -124,5 +143,11 @@ mod tests {
         assert_eq!(clamp(&s, 100, 10), 100..100);
         assert_eq!(clamp(&s, u64::MAX, 10), 100..100);
         assert_eq!(clamp(&s, 90, u32::MAX), 90..100);
+        assert_eq!((pages(&s, &(0..0)), pages(&s, &(1..100))), (0..0, 0..1));
+        let s = Striping::new(100 << 12, 4096, 32 << 12, 1).unwrap();
+        let cut = |most| limited(&s, vec![2..9, 12..13], most);
+        assert_eq!(cut(3 * 4096 + 5), vec![2..5, 5..8, 8..9, 12..13]);
+        assert_eq!((cut(0), cut(1 << 20)), (vec![2..9, 12..13], vec![2..9, 12..13]));
+        assert_eq!(cut(1).len(), 8, "a page is never cut");
     }
 }

@@ -7,6 +7,7 @@
 
 use crate::clock::Time;
 use crate::rail::State;
+use crate::read::admission::Class;
 use std::time::Duration;
 
 /// What a rail is good for now.
@@ -48,6 +49,12 @@ const ENOUGH: u64 = 8 << 20;
 const WINDOW: u64 = 32 << 20;
 /// A rail that came back and answered its pings for so long is trusted although nobody had anything to ask.
 const PROBATION: Duration = Duration::from_secs(2);
+/// So many bytes of large fetches keep a rail busy: what reads want beyond waits where others can go before it,
+const LARGE_WINDOW: u64 = 4 << 20;
+/// what is fetched ahead of reads stops earlier,
+const AHEAD_WINDOW: u64 = 3 << 20;
+/// and small fetches have room of their own.
+const SMALL_WINDOW: u64 = 2 << 20;
 /// Of a smaller fetch that had the rail to itself the time tells the round trip, not the bandwidth.
 const TELLING: u64 = 512 << 10;
 
@@ -67,6 +74,8 @@ pub(crate) struct RailView {
     busy: u64,
     moved: u64,
     pub(crate) queued: u64,
+    /// Of `queued`, in small fetches.
+    queued_small: u64,
     pub(crate) in_flight: u32,
     recent: u64,
     last_done: Time,
@@ -94,6 +103,7 @@ impl Rails {
             busy: 0,
             moved: 0,
             queued: 0,
+            queued_small: 0,
             in_flight: 0,
             recent: 0,
             last_done: Time(0),
@@ -206,9 +216,25 @@ impl Rails {
         self.choose(now, 0, &[]).is_some()
     }
 
+    /// Whether a fetch of so many bytes (of memory) may be given to the rail now, or has to wait because the rail has enough to
+    /// do. `ahead`: nobody waits for it.
+    pub(crate) fn room(&self, rail: usize, bytes: u64, ahead: bool) -> bool {
+        let Some(view) = self.list.get(rail) else { return false };
+        let large = view.queued - view.queued_small;
+        let (queued, window) = match Class::of(bytes) {
+            _ if ahead => (view.queued, AHEAD_WINDOW),
+            Class::Small => (view.queued_small, SMALL_WINDOW),
+            Class::Large => (large, LARGE_WINDOW),
+        };
+        queued == 0 || queued + bytes <= window
+    }
+
     pub(crate) fn posted(&mut self, rail: usize, bytes: u64) {
         if let Some(view) = self.list.get_mut(rail) {
             view.queued += bytes;
+            if Class::of(bytes) == Class::Small {
+                view.queued_small += bytes;
+            }
             view.in_flight += 1;
             view.recent += bytes;
             if view.recent > 64 << 20 {
@@ -221,6 +247,9 @@ impl Rails {
     pub(crate) fn ended(&mut self, now: Time, rail: usize, bytes: u64, posted: Time, moved: bool) {
         let Some(view) = self.list.get_mut(rail) else { return };
         view.queued = view.queued.saturating_sub(bytes);
+        if Class::of(bytes) == Class::Small {
+            view.queued_small = view.queued_small.saturating_sub(bytes);
+        }
         view.in_flight = view.in_flight.saturating_sub(1);
         if !moved {
             return;

@@ -113,6 +113,31 @@ fn lines(document: &Document, out: &mut String) -> std::fmt::Result {
         size(arena.quarantined),
         size(document.cached_bytes)
     )?;
+    let admission = &document.admission;
+    if admission.waiting_small + admission.waiting_large + admission.admitted_bytes + admission.refused > 0 {
+        writeln!(
+            out,
+            "  waiting for memory: {} small and {} large reads ({}); had to wait: {} small, {} large ({}), at most {} ms; \
+             {} refused",
+            admission.waiting_small,
+            admission.waiting_large,
+            size(admission.waiting_bytes),
+            admission.admitted_small,
+            admission.admitted_large,
+            size(admission.admitted_bytes),
+            admission.longest_wait_microseconds.div_ceil(1000),
+            admission.refused
+        )?;
+    }
+    if admission.ahead_in_flight_bytes + admission.ahead_unread_bytes + admission.ahead_wasted_bytes > 0 {
+        writeln!(
+            out,
+            "  readahead: {} on its way, {} not read yet, {} dropped unread",
+            size(admission.ahead_in_flight_bytes),
+            size(admission.ahead_unread_bytes),
+            size(admission.ahead_wasted_bytes)
+        )?;
+    }
     if let Some(error) = &document.server_error {
         writeln!(out, "  server: {error}")?;
     }
@@ -149,7 +174,7 @@ fn lines(document: &Document, out: &mut String) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Directory, Mount, Rail};
+    use crate::status::{Admission, Directory, Mount, Rail};
 
     #[test]
     fn what_is_degraded_is_shown() {
@@ -176,12 +201,22 @@ mod tests {
                 ..Directory::default()
             }],
             server_error: Some("h:1 cannot be reached: refused".to_owned()),
+            admission: Admission { waiting_large: 64, ahead_wasted_bytes: 1, ..Admission::default() },
             mount: Some(mount),
             ..Document::default()
         };
         let text = text(&document);
         assert!(text.contains("mode strict, io cached (an old kernel); 7 versions pinned"), "{text}");
-        for word in ["degraded: rail a", "down, received", "(refused)", "3 BAD PAGES", "server: h:1", "/d1: suspect"] {
+        for word in [
+            "degraded: rail a",
+            "down, received",
+            "(refused)",
+            "3 BAD PAGES",
+            "server: h:1",
+            "/d1: suspect",
+            "64 large reads",
+            "dropped unread",
+        ] {
             assert!(text.contains(word), "{word}: {text}");
         }
     }

@@ -347,9 +347,16 @@ fn status_of(fs: FileSystem, about: MountStatus) -> impl Fn() -> Document + Send
     move || {
         // Bounded by the metadata deadline; a mount whose server is gone still says what it knows.
         let server = railfs_engine::client::Client::wait(|done| fs.backend().server_status(done));
-        let mut document = Document::new(fs.backend().status(), &server);
+        let status = fs.backend().status();
+        let silent_for = status.silent_for;
+        let mut document = Document::new(status, &server);
         let mut mount = about.clone().with(fs.activity());
         mount.uptime_seconds = started.elapsed().as_secs();
+        for (what, silent) in ["the server does not answer", "no rail brings an answer"].into_iter().zip(silent_for) {
+            if let Some(silent) = silent {
+                mount.degraded.push(format!("{what}, for {} s now: calls fail soon", silent.as_secs()));
+            }
+        }
         let choice = fs.choice();
         (mount.mode, mount.io, mount.io_reason) = (choice.mode.to_string(), choice.form.to_string(), choice.reason);
         mount.degraded.extend(choice.lacks);

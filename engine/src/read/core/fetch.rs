@@ -1,13 +1,17 @@
 //! Fetches: one run of pages into one extent, on one rail after another until it lands or its time is over.
+//!
+//! Guarantee: a rail is given so much that it has enough to do, and no more; what does not fit waits here, where reads of
+//! other handles and small ones have their turn.
 
 use super::message::{self, Bad};
 use super::reads::damaged;
-use super::{Action, Core, Flight, MAX_BAD, RETRY, Waiter};
+use super::{Action, Core, Flight, InFlight, MAX_BAD, RETRY, Waiter};
 use crate::client::Object;
 use crate::clock::Time;
 use crate::error::Error;
 use crate::memory::{Fenced, Free};
 use crate::rail::{Landing, Lane, Submission};
+use crate::read::admission::{Class, Use};
 use crate::read::landed::{Landed, Origin};
 use crate::read::plan;
 use bytes::Bytes;
@@ -22,8 +26,16 @@ pub(super) struct Fetch {
     pub(super) object: Arc<Object>,
     pub(super) cell: u64,
     pub(super) pages: Range<u64>,
-    geometry: plan::Geometry,
+    pub(super) geometry: plan::Geometry,
     deadline: Time,
+    /// Whose it is: the first handle that wanted it.
+    handle: u64,
+    /// What its memory is held for.
+    pub(super) held: Use,
+    /// False: it was sent ahead of a reader that has left.
+    pub(super) wanted: bool,
+    /// It was sent before anybody had asked for its bytes.
+    ahead: bool,
     /// Reads that want its pages.
     pub(super) waiters: Vec<u64>,
     /// Reads that had arrived when the attempt in flight was posted: its reply is their check.
@@ -33,27 +45,50 @@ pub(super) struct Fetch {
     /// Answers that said "damaged".
     bad: u32,
     /// Memory for the next attempt.
-    extent: Option<Free>,
+    pub(super) extent: Option<Free>,
     /// The attempt in flight.
-    attempt: Option<u64>,
+    pub(super) attempt: Option<u64>,
     /// When to try again, while there is none in flight.
     retry_at: Time,
     request: v1::FetchRequest,
 }
 
+/// What a new fetch is made of.
+pub(super) struct New {
+    pub(super) cell: u64,
+    pub(super) pages: Range<u64>,
+    pub(super) deadline: Time,
+    pub(super) handle: u64,
+    pub(super) waiter: Option<u64>,
+    pub(super) avoid: Vec<usize>,
+    pub(super) extent: Free,
+    pub(super) held: Use,
+}
+
 impl Core {
-    /// Takes memory for all these runs or for none, dropping cached extents that nobody reads.
-    pub(super) fn reserve(&mut self, striping: &Striping, runs: &[(u64, Range<u64>)]) -> Option<Vec<Free>> {
-        let sizes: Vec<u32> = runs.iter().map(|(_, run)| plan::geometry(striping, run).extent).collect();
+    /// Takes memory for all these runs or for none, dropping cached extents that nobody reads. `overtaking`: a large read
+    /// waits for memory that is before this small one.
+    pub(super) fn reserve(
+        &mut self,
+        striping: &Striping,
+        runs: &[Range<u64>],
+        what: Use,
+        overtaking: bool,
+    ) -> Option<Vec<Free>> {
+        let sizes: Vec<u32> = runs.iter().map(|run| plan::geometry(striping, run).extent).collect();
         let sum: u64 = sizes.iter().map(|&size| u64::from(size)).sum();
-        if self.committed + sum > self.arena.stats().total / 4 * 3 {
+        let fits = match overtaking {
+            true => self.ledger.fits_overtaking(sum),
+            false => self.ledger.fits(what, sum, self.cache.unread()),
+        };
+        if !fits {
             return None;
         }
         let mut memory = Vec::with_capacity(sizes.len());
         for size in sizes {
             memory.push(self.allocate(size)?);
         }
-        self.committed += sum;
+        self.ledger.take(what, sum);
         Some(memory)
     }
 
@@ -67,41 +102,35 @@ impl Core {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn new_fetch(
-        &mut self,
-        object: &Arc<Object>,
-        cell: u64,
-        pages: Range<u64>,
-        deadline: Time,
-        waiter: Option<u64>,
-        avoid: Vec<usize>,
-        extent: Free,
-    ) -> u64 {
+    pub(super) fn new_fetch(&mut self, version: u64, object: &Arc<Object>, new: New) -> u64 {
         let id = self.id();
-        let geometry = plan::geometry(&object.descriptor.striping, &pages);
+        let geometry = plan::geometry(&object.descriptor.striping, &new.pages);
         let replicas = object.descriptor.components.get(geometry.component as usize);
         let directory = replicas.and_then(|replicas| replicas.first()).map(|replica| replica.directory.to_bytes());
         let request = v1::FetchRequest {
-            version: object.descriptor.version,
+            version,
             component: geometry.component,
             offset: geometry.offset,
             length: geometry.length,
             directory: directory.unwrap_or_default(),
             proof: None,
         };
-        self.by_cell.entry((object.descriptor.version, cell)).or_default().push(id);
+        self.by_cell.entry((version, new.cell)).or_default().push(id);
         let fetch = Fetch {
             object: object.clone(),
-            cell,
-            pages,
+            cell: new.cell,
+            pages: new.pages,
             geometry,
-            deadline,
-            waiters: waiter.into_iter().collect(),
+            deadline: new.deadline,
+            handle: new.handle,
+            held: new.held,
+            wanted: true,
+            ahead: new.waiter.is_none(),
+            waiters: new.waiter.into_iter().collect(),
             covers: Vec::new(),
-            avoid,
+            avoid: new.avoid,
             bad: 0,
-            extent: Some(extent),
+            extent: Some(new.extent),
             attempt: None,
             retry_at: Time(0),
             request,
@@ -110,40 +139,127 @@ impl Core {
         id
     }
 
-    /// A read wants pages that are on their way already. It needs a check of its own.
+    /// A read wants pages that are on their way already. It needs a check of its own. A fetch ahead is the read's from now
+    /// on, with its memory.
     pub(super) fn join_fetch(&mut self, fetch: u64, read: u64) {
-        let deadline = self.reads.get(&read).map_or(Time(0), |read| read.deadline);
-        if let Some(fetch) = self.fetches.get_mut(&fetch) {
-            fetch.waiters.push(read);
-            fetch.deadline = fetch.deadline.max(deadline);
+        let Some(deadline) = self.reads.get(&read).map(|read| read.deadline) else { return };
+        let Some(fetch) = self.fetches.get_mut(&fetch) else { return };
+        fetch.waiters.push(read);
+        fetch.wanted = true;
+        fetch.deadline = fetch.deadline.max(deadline);
+        if fetch.held == Use::Ahead {
+            let size = u64::from(fetch.geometry.extent);
+            let flight = fetch.attempt.and_then(|attempt| self.flights.get_mut(&attempt));
+            if fetch.extent.is_some() || flight.is_some() {
+                self.ledger.give(Use::Ahead, size);
+                self.ledger.take(Use::Read(Class::of(size)), size);
+            }
+            fetch.held = Use::Read(Class::of(size));
+            if let Some(flight) = flight {
+                flight.held = fetch.held;
+            }
         }
     }
 
-    /// Posts a fetch that has no attempt in flight and whose time to try has come.
+    /// Posts a fetch that has no attempt in flight and whose time to try has come, or lets it wait for a rail.
     pub(super) fn post_fetch(&mut self, now: Time, id: u64) {
-        let Some(fetch) = self.fetches.get(&id).filter(|fetch| fetch.attempt.is_none()) else { return };
+        let idle = self.fetches.get(&id).is_some_and(|fetch| fetch.attempt.is_none());
+        if !idle || self.sends.contains(id) || self.over(now, id) {
+            return;
+        }
+        let Some(fetch) = self.fetches.get(&id) else { return };
+        let (size, handle, ahead) = (u64::from(fetch.geometry.extent), fetch.handle, fetch.waiters.is_empty());
+        let class = Class::of(size);
+        let waits = |core: &Core, rail| !ahead && (core.sends_wait(class) || !core.rails.room(rail, size, false));
+        match self.rails.choose(now, u64::from(fetch.geometry.length), &fetch.avoid) {
+            None => self.park_fetch(now, id),
+            Some(rail) if waits(self, rail) => {
+                if !self.sends.push(now, id, handle, class, size) {
+                    self.park_fetch(now, id);
+                }
+            }
+            Some(rail) => self.send_fetch(now, id, rail),
+        }
+    }
+
+    fn sends_wait(&self, class: Class) -> bool {
+        let account = self.sends.account();
+        match class {
+            Class::Small => account.waiting_small > 0,
+            Class::Large => account.waiting_large > 0,
+        }
+    }
+
+    /// Whether the fetch has ended because nobody waits for it or because its time is over.
+    fn over(&mut self, now: Time, id: u64) -> bool {
+        let Some(fetch) = self.fetches.get(&id) else { return true };
         if fetch.waiters.is_empty() && fetch.retry_at > Time(0) {
-            return self.end_fetch(id);
+            let (handle, object, pages) = (fetch.handle, fetch.object.clone(), fetch.pages.clone());
+            self.failed_ahead(handle, &object, &pages);
+            self.end_fetch(now, id);
+            return true;
         }
         if now >= fetch.deadline {
             // The deadlines of those who wait have come as well: each is told what is known.
             for read in fetch.waiters.clone() {
                 self.read_timed_out(now, read);
             }
-            return self.end_fetch(id);
+            self.end_fetch(now, id);
+            return true;
         }
-        let size = fetch.geometry.extent;
-        let Some(rail) = self.rails.choose(now, u64::from(fetch.geometry.length), &fetch.avoid) else {
-            return self.park_fetch(now, id);
+        false
+    }
+
+    /// Fetches that wait for a rail get their turn. A small one may go before a large one, for which there is no room: they
+    /// have room of their own.
+    pub(super) fn send_waiting(&mut self, now: Time) {
+        loop {
+            let Some((first, class)) = self.sends.first() else { return };
+            if self.send_turn(now, first) {
+                continue;
+            }
+            let small = (class == Class::Large).then(|| self.sends.first_of(Class::Small)).flatten();
+            if !small.is_some_and(|small| self.send_turn(now, small)) {
+                return;
+            }
+        }
+    }
+
+    /// False: it has to wait on.
+    fn send_turn(&mut self, now: Time, id: u64) -> bool {
+        let Some(fetch) = self.fetches.get(&id) else {
+            self.sends.remove(now, id);
+            return true;
         };
-        let extent = match self.fetches.get_mut(&id).and_then(|fetch| fetch.extent.take()) {
+        let asked_for = fetch.waiters.iter().any(|read| self.reads.contains_key(read));
+        let (size, length) = (u64::from(fetch.geometry.extent), u64::from(fetch.geometry.length));
+        match self.rails.choose(now, length, &fetch.avoid) {
+            _ if !asked_for => self.end_fetch(now, id),
+            Some(rail) if self.rails.room(rail, size, false) => {
+                self.sends.served(now, id);
+                self.send_fetch(now, id, rail);
+            }
+            Some(_) => return false,
+            None => {
+                self.sends.remove(now, id);
+                self.park_fetch(now, id);
+            }
+        }
+        true
+    }
+
+    fn send_fetch(&mut self, now: Time, id: u64, rail: usize) {
+        let Some(fetch) = self.fetches.get_mut(&id) else { return };
+        let (size, held) = (fetch.geometry.extent, fetch.held);
+        let extent = match fetch.extent.take() {
             Some(extent) => extent,
             None => {
-                let fits = self.committed + u64::from(size) <= self.arena.stats().total / 4 * 3;
+                // It gave its memory away when it had to wait: it takes some again where there is some.
+                let fits = self.ledger.fits(held, u64::from(size), self.cache.unread());
                 let Some(extent) = fits.then(|| self.allocate(size)).flatten() else {
                     return self.park_fetch(now, id);
                 };
-                self.committed += u64::from(size);
+                self.ledger.take(held, u64::from(size));
                 extent
             }
         };
@@ -164,7 +280,8 @@ impl Core {
             deadline: fetch.deadline,
         };
         self.rails.posted(rail, u64::from(size));
-        self.flights.insert(attempt, (Flight::Fetch(id), rail, size, now));
+        let entry = InFlight { flight: Flight::Fetch(id), rail, memory: size, held, posted: now };
+        self.flights.insert(attempt, entry);
         self.actions.push(Action::Submit { rail, submission });
     }
 
@@ -172,7 +289,7 @@ impl Core {
         if let Some(fetch) = self.fetches.get_mut(&id) {
             // It waits without memory: others may need it meanwhile.
             if fetch.extent.take().is_some() {
-                self.committed -= u64::from(fetch.geometry.extent);
+                self.ledger.give(fetch.held, u64::from(fetch.geometry.extent));
             }
             fetch.retry_at = now.after(RETRY);
         }
@@ -180,9 +297,14 @@ impl Core {
 
     /// What waits for a rail, for memory or for a busy server is tried again (`all`: a rail came back).
     pub(super) fn retry_waiting(&mut self, now: Time, all: bool) {
-        let due = |fetch: &Fetch| fetch.attempt.is_none() && (all || fetch.retry_at <= now);
-        let fetches: Vec<u64> = self.fetches.iter().filter(|(_, f)| due(f)).map(|(&id, _)| id).collect();
+        let due = |(id, fetch): (&u64, &Fetch)| match self.sends.contains(*id) {
+            // It waits for its turn, as long as it has the time.
+            true => fetch.deadline <= now,
+            false => fetch.attempt.is_none() && (all || fetch.retry_at <= now),
+        };
+        let fetches: Vec<u64> = self.fetches.iter().filter(|&entry| due(entry)).map(|(&id, _)| id).collect();
         for id in fetches {
+            self.sends.remove(now, id);
             self.counts.fetches_again += 1;
             self.post_fetch(now, id);
         }
@@ -252,10 +374,16 @@ impl Core {
         let Some(fetch) = self.fetches.get_mut(&id) else { return };
         let (object, waiters) = (fetch.object.clone(), std::mem::take(&mut fetch.waiters));
         let (covers, proof) = (std::mem::take(&mut fetch.covers), fetch.request.proof.take());
-        let cell = fetch.cell;
-        self.counts.bytes_landed += u64::from(landed.origin().length);
-        self.cache.insert(object.descriptor.version, cell, landed.clone());
-        self.end_fetch(id);
+        let (cell, ahead, wanted) = (fetch.cell, fetch.ahead, fetch.wanted);
+        let length = u64::from(landed.origin().length);
+        self.counts.bytes_landed += length;
+        self.counts.bytes_ahead += if ahead { length } else { 0 };
+        let version = object.descriptor.version;
+        self.cache.insert(version, cell, landed.clone(), waiters.is_empty());
+        if !wanted {
+            self.cache.demote(version, cell, &landed.pages());
+        }
+        self.end_fetch(now, id);
         // The server compared the value that was sent with the request, after the request had arrived there.
         let check = check.filter(|_| proof.is_some());
         let mut moved = Vec::new();
@@ -289,7 +417,7 @@ impl Core {
             Bad::Refused(refusal) => match refusal.code {
                 Code::Stale | Code::NotFound => {
                     fetch.object.set_gone();
-                    self.fail_fetch(id, Object::stale_error);
+                    self.fail_fetch(now, id, Object::stale_error);
                 }
                 Code::Expired | Code::Unavailable | Code::OverBudget => self.park_fetch(now, id),
                 Code::WrongIncarnation | Code::WrongStore => {
@@ -300,8 +428,14 @@ impl Core {
                     fetch.bad += 1;
                     self.fetch_failed(now, id, rail, &refusal.message);
                 }
-                Code::Damaged => self.fail_fetch(id, |object| damaged(object, page, &name, &refusal.message)),
-                _ => self.fail_fetch(id, |object| Error::BadAnswer {
+                Code::Damaged => {
+                    for page in fetch.pages.clone() {
+                        let error = damaged(&fetch.object, page, &name, &refusal.message);
+                        self.sore.add(now, fetch.object.descriptor.version, page, &error);
+                    }
+                    self.fail_fetch(now, id, |object| damaged(object, page, &name, &refusal.message));
+                }
+                _ => self.fail_fetch(now, id, |object| Error::BadAnswer {
                     peer: format!("{} by rail {name}", object.name),
                     detail: refusal.message.clone(),
                 }),
@@ -311,7 +445,7 @@ impl Core {
                 tracing::warn!(object = %fetch.object.name, rail = name, detail, "bad answer to a fetch");
                 self.fetch_failed(now, id, rail, "bad answer");
             }
-            Bad::Malformed(detail) => self.fail_fetch(id, |object| Error::BadAnswer {
+            Bad::Malformed(detail) => self.fail_fetch(now, id, |object| Error::BadAnswer {
                 peer: format!("{} by rail {name}", object.name),
                 detail: detail.clone(),
             }),
@@ -319,54 +453,30 @@ impl Core {
     }
 
     /// The fetch and everyone who waits for it fail.
-    fn fail_fetch(&mut self, id: u64, error: impl Fn(&Object) -> Error) {
+    fn fail_fetch(&mut self, now: Time, id: u64, error: impl Fn(&Object) -> Error) {
         let Some(fetch) = self.fetches.get_mut(&id) else { return };
         let (object, waiters) = (fetch.object.clone(), std::mem::take(&mut fetch.waiters));
-        self.end_fetch(id);
+        if waiters.is_empty() {
+            let (handle, pages) = (fetch.handle, fetch.pages.clone());
+            self.failed_ahead(handle, &object, &pages);
+        }
+        self.end_fetch(now, id);
         for waiter in waiters {
             self.fail_read(waiter, error(&object));
         }
     }
 
-    fn end_fetch(&mut self, id: u64) {
+    pub(super) fn end_fetch(&mut self, now: Time, id: u64) {
         let Some(mut fetch) = self.fetches.remove(&id) else { return };
+        self.sends.remove(now, id);
         if fetch.extent.take().is_some() {
-            self.committed -= u64::from(fetch.geometry.extent);
+            self.ledger.give(fetch.held, u64::from(fetch.geometry.extent));
         }
         let key = (fetch.object.descriptor.version, fetch.cell);
         if let Some(list) = self.by_cell.get_mut(&key) {
             list.retain(|&other| other != id);
             if list.is_empty() {
                 self.by_cell.remove(&key);
-            }
-        }
-    }
-
-    /// Fetches whole cells ahead of a sequential reader, as far as half of the arena goes.
-    pub(super) fn fetch_ahead(&mut self, now: Time, object: &Arc<Object>, handle: u64, bytes: Range<u64>) {
-        let (striping, version) = (object.descriptor.striping, object.descriptor.version);
-        let deadline = now.after(railfs_proto::limits::READ_DEADLINE);
-        for wanted in plan::cells(&striping, bytes) {
-            let whole = plan::whole_cell(&striping, wanted.cell);
-            let flying = self.by_cell.contains_key(&(version, wanted.cell));
-            if flying || self.cache.has(version, wanted.cell, whole.first) {
-                continue;
-            }
-            let (cache, cell) = (&self.cache, wanted.cell);
-            for run in plan::missing(whole.first, whole.end, |page| cache.has(version, cell, page)) {
-                let half = self.arena.stats().total / 2;
-                let runs = [(cell, run.clone())];
-                let fits = self.committed + u64::from(plan::geometry(&striping, &run).extent) <= half;
-                let Some(extent) = fits.then(|| self.reserve(&striping, &runs)).flatten().and_then(|mut m| m.pop())
-                else {
-                    if let Some((_, readahead)) = self.handles.get_mut(&handle) {
-                        readahead.fell_short(run.start * u64::from(striping.page_size()));
-                    }
-                    return;
-                };
-                self.counts.fetches_ahead += 1;
-                let fetch = self.new_fetch(object, cell, run, deadline, None, Vec::new(), extent);
-                self.post_fetch(now, fetch);
             }
         }
     }

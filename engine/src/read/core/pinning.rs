@@ -1,10 +1,11 @@
 //! Pins: what the table of [`crate::read::pins`] wants said goes out as small messages, and calls are answered.
 
 use super::small::Kind;
-use super::{Action, Core};
+use super::{Action, Call, Core};
 use crate::client::Object;
 use crate::clock::Time;
 use crate::error::Error;
+use crate::outage::PROBE;
 use crate::read::pins::{Counts, Standing};
 use railfs_proto::limits::METADATA_DEADLINE;
 use railfs_proto::pin::{PinAnswer, PinChange};
@@ -16,7 +17,8 @@ impl Core {
     /// The version is needed until [`Core::unpin`], whatever the answer. Answered by [`Action::Checked`] once the server
     /// keeps it, or by [`Action::Fail`].
     pub fn pin(&mut self, now: Time, id: u64, object: &Arc<Object>, deadline: Time) {
-        self.calls.insert(id, (deadline, deadline.since(now), object.name.to_string()));
+        let deadline = self.within(now, deadline, PROBE);
+        self.calls.insert(id, Call { began: now, deadline, what: object.name.to_string() });
         let standing = self.pins.pin(object.descriptor.version, id);
         if standing != Standing::Wanted || !self.pins.supported() {
             self.pin_answered(id, object.descriptor.version, standing);
@@ -56,7 +58,7 @@ impl Core {
     }
 
     fn pin_answered(&mut self, call: u64, version: u64, standing: Standing) {
-        let Some((_, _, name)) = self.calls.remove(&call) else { return };
+        let Some(Call { what: name, .. }) = self.calls.remove(&call) else { return };
         let error = match standing {
             Standing::Held => return self.actions.push(Action::Checked { id: call }),
             Standing::Gone => Error::Stale { object: name, version },

@@ -1,18 +1,28 @@
 //! Reads: from arrival through admission to their answer.
 
+use super::fetch::New;
 use super::{Action, Complete, Core, Freshness, MAX_BAD, Waiter};
 use crate::client::Object;
 use crate::clock::Time;
 use crate::error::Error;
+use crate::outage::READ_PROBE;
+use crate::read::admission::{Class, MAX_WAITING, Use};
 use crate::read::landed::Landed;
 use crate::read::plan;
-use crate::read::readahead::Readahead;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Reads that may wait in line for memory; one more is refused.
-const MAX_QUEUE: usize = 16 << 10;
+/// How a read may take memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Nobody is before it.
+    First,
+    /// A large one is before it, for which there is no room now.
+    Overtaking,
+    /// Others are before it: it goes on only if it needs none.
+    Empty,
+}
 
 #[derive(Debug)]
 pub(super) struct Read {
@@ -21,6 +31,8 @@ pub(super) struct Read {
     pub(super) bytes: Range<u64>,
     pub(super) arrived: Time,
     pub(super) deadline: Time,
+    /// Whole cells are worth fetching for it.
+    whole: bool,
     /// Pages it has, each extent pinned.
     pub(super) parts: Vec<Arc<Landed>>,
     /// Fetches it waits for.
@@ -57,12 +69,22 @@ impl Core {
         }
         let striping = &object.descriptor.striping;
         let bytes = plan::clamp(striping, offset, length);
+        let pages = plan::pages(striping, &bytes);
+        if let Some(error) = self.sore.find(now, object.descriptor.version, pages) {
+            self.counts.reads_failed += 1;
+            self.counts.reads_failed_again += 1;
+            self.actions.push(Action::Fail { id, error });
+            return None;
+        }
+        let deadline = self.within(now, deadline, READ_PROBE);
+        let whole = self.observe(object, handle, offset, length, freshness);
         let read = Read {
             object: object.clone(),
             handle,
             bytes,
             arrived: now,
             deadline,
+            whole,
             parts: Vec::new(),
             pending: HashSet::new(),
             checked: freshness == Freshness::Version,
@@ -70,40 +92,36 @@ impl Core {
             finishing: false,
             bad: Vec::new(),
         };
-        let (ahead, unread) = {
-            let entry = self.handles.entry(handle).or_insert_with(|| (object.clone(), Readahead::default()));
-            if !Arc::ptr_eq(&entry.0, object) {
-                *entry = (object.clone(), Readahead::default());
-            }
-            let unread = entry.1.unread();
-            let ahead = entry.1.observe(offset, length, striping.size(), self.readahead_limit);
-            (ahead, if entry.1.sequential() { 0..0 } else { unread })
-        };
-        self.demote(object, unread);
         self.reads.insert(id, read);
-        // Those who wait already go first.
-        if !self.queue.is_empty() || !self.admit(now, id) {
-            self.enqueue(id);
-            return None;
-        }
-        if let Some(ahead) = ahead {
-            self.fetch_ahead(now, object, handle, ahead);
-        }
+        self.admit_or_wait(now, id);
+        self.turn(now);
         let read = self.reads.get(&id)?;
-        (read.pending.is_empty() && !read.finishing).then(|| Complete { parts: read.parts.clone() })
+        let complete = read.pending.is_empty() && !read.finishing && !self.line.contains(id);
+        complete.then(|| Complete { parts: read.parts.clone() })
     }
 
-    fn enqueue(&mut self, id: u64) {
+    fn admit_or_wait(&mut self, now: Time, id: u64) {
+        // Those who wait already go first; a read that needs no memory takes nothing from them.
+        let way = if self.line.is_empty() { Way::First } else { Way::Empty };
+        if !self.admit(now, id, way) {
+            self.enqueue(now, id);
+        }
+    }
+
+    fn enqueue(&mut self, now: Time, id: u64) {
         self.counts.reads_waited += 1;
-        if self.queue.len() < MAX_QUEUE {
-            self.queue.push_back(id);
+        let Some(read) = self.reads.get(&id) else { return };
+        let (handle, length) = (read.handle, read.bytes.end - read.bytes.start);
+        // What it may need: whole pages.
+        let page = u64::from(read.object.descriptor.striping.page_size());
+        if self.line.push(now, id, handle, Class::of(length), length.next_multiple_of(page)) {
             return;
         }
         let error = Error::OverBudget {
             what: self.reads.remove(&id).map_or_else(String::new, |read| read.object.name.to_string()),
             need: 0,
-            limit: MAX_QUEUE as u64,
-            cure: format!("{MAX_QUEUE} reads wait for memory already; give the mount a larger arena"),
+            limit: MAX_WAITING as u64,
+            cure: format!("{MAX_WAITING} reads wait for memory already; give the mount a larger arena"),
         };
         self.counts.reads_failed += 1;
         self.actions.push(Action::Fail { id, error });
@@ -111,62 +129,68 @@ impl Core {
 
     /// Plans a read, takes all the memory it needs in one step, and sends its fetches and its check. False: there is no
     /// room now; it holds nothing.
-    fn admit(&mut self, now: Time, id: u64) -> bool {
-        if self.try_admit(now, id) {
+    fn admit(&mut self, now: Time, id: u64, way: Way) -> bool {
+        if self.try_admit(now, id, way) {
             return true;
         }
         // What it found in the cache may stand in the way of what it lacks. When nothing is in flight, nothing else will
         // make room: let the cache go and fetch it all.
-        if !self.flights.is_empty() {
+        if way != Way::First || !self.flights.is_empty() || !self.sends.is_empty() {
             return false;
         }
         while self.cache.evict() {}
-        self.try_admit(now, id)
+        self.try_admit(now, id, way)
     }
 
-    fn try_admit(&mut self, now: Time, id: u64) -> bool {
+    fn try_admit(&mut self, now: Time, id: u64, way: Way) -> bool {
         let Some(read) = self.reads.get(&id) else { return true };
         let (object, bytes, checked) = (read.object.clone(), read.bytes.clone(), read.checked);
         let first = read.bad.is_empty() && (!checked || read.freshness == Freshness::Version);
+        let (handle, whole, deadline) = (read.handle, read.whole, read.deadline);
+        let class = Class::of(bytes.end - bytes.start);
         let (version, striping) = (object.descriptor.version, object.descriptor.striping);
-        let sequential = self.handles.get(&read.handle).is_some_and(|(_, readahead)| readahead.sequential());
         let avoid: Vec<usize> = read.bad.iter().map(|&(_, rail)| rail).collect();
         let mut parts: Vec<Arc<Landed>> = Vec::new();
         let mut joined: Vec<u64> = Vec::new();
         let mut fresh: Vec<(u64, Range<u64>)> = Vec::new();
-        for wanted in plan::cells(&striping, bytes) {
-            let overlaps = |pages: &Range<u64>| pages.start < wanted.end && wanted.first < pages.end;
-            let cached = self.cache.get(version, wanted.cell);
-            parts.extend(cached.iter().filter(|run| overlaps(&run.pages())).cloned());
-            let flying = self.by_cell.get(&(version, wanted.cell)).map_or(&[][..], Vec::as_slice);
-            let flying: Vec<(u64, Range<u64>)> =
-                flying.iter().filter_map(|&f| self.fetches.get(&f).map(|fetch| (f, fetch.pages.clone()))).collect();
-            joined.extend(flying.iter().filter(|(_, pages)| overlaps(pages)).map(|&(f, _)| f));
-            let cache = &self.cache;
-            let present = |page: u64| {
-                cache.has(version, wanted.cell, page) || flying.iter().any(|(_, pages)| pages.contains(&page))
-            };
-            let needed = plan::missing(wanted.first, wanted.end, present);
-            let runs = if sequential && !needed.is_empty() {
-                let whole = plan::whole_cell(&striping, wanted.cell);
-                let runs = plan::missing(whole.first, whole.end, present);
+        let cells = plan::cells(&striping, bytes);
+        for wanted in &cells {
+            let pages = wanted.first..wanted.end;
+            let overlaps = |other: &Range<u64>| other.start < pages.end && pages.start < other.end;
+            parts.extend(self.cache.get(version, wanted.cell, &pages));
+            joined.extend(self.flying(version, wanted.cell).filter(|(_, flying)| overlaps(flying)).map(|(id, _)| id));
+            let needed = self.missing(&object, wanted.cell, pages.clone());
+            let runs = if whole && !needed.is_empty() {
+                let all = plan::whole_cell(&striping, wanted.cell);
+                let runs = self.missing(&object, wanted.cell, all.first..all.end);
                 runs.into_iter().filter(|run| overlaps(run)).collect()
             } else {
                 needed
             };
+            let runs = plan::limited(&striping, runs, self.session.max_fetch);
             fresh.extend(runs.into_iter().map(|run| (wanted.cell, run)));
         }
-        let Some(memory) = self.reserve(&striping, &fresh) else { return false };
+        if way == Way::Empty && !fresh.is_empty() {
+            return false;
+        }
+        let runs: Vec<Range<u64>> = fresh.iter().map(|(_, run)| run.clone()).collect();
+        let held = Use::Read(class);
+        let reserved = self.reserve(&striping, &runs, held, way == Way::Overtaking);
+        let Some(memory) = reserved else { return false };
+        for wanted in &cells {
+            self.cache.asked(version, wanted.cell, &(wanted.first..wanted.end));
+        }
         let warm = fresh.is_empty() && joined.is_empty();
         let mut pending: HashSet<u64> = joined.iter().copied().collect();
         for fetch in &joined {
             self.join_fetch(*fetch, id);
         }
-        let deadline = self.reads.get(&id).map_or(now, |read| read.deadline);
         let any_fresh = !fresh.is_empty();
-        for ((cell, run), extent) in fresh.into_iter().zip(memory) {
+        for ((cell, pages), extent) in fresh.into_iter().zip(memory) {
             self.counts.fetches += 1;
-            pending.insert(self.new_fetch(&object, cell, run, deadline, Some(id), avoid.clone(), extent));
+            let avoid = avoid.clone();
+            let new = New { cell, pages, deadline, handle, waiter: Some(id), avoid, extent, held };
+            pending.insert(self.new_fetch(version, &object, new));
         }
         if let Some(read) = self.reads.get_mut(&id) {
             read.parts = parts;
@@ -186,14 +210,32 @@ impl Core {
         true
     }
 
-    /// Reads in line for memory get their turn, in order.
+    /// Reads in line for memory get their turn.
     pub(super) fn admit_waiting(&mut self, now: Time) {
-        while let Some(&id) = self.queue.front() {
-            if self.reads.contains_key(&id) && !self.admit(now, id) {
+        loop {
+            let Some((first, class)) = self.line.first() else { return };
+            if self.admit_turn(now, first, Way::First) {
+                continue;
+            }
+            self.cancel_unwanted(now);
+            let small = (class == Class::Large).then(|| self.line.first_of(Class::Small)).flatten();
+            if !small.is_some_and(|small| self.admit_turn(now, small, Way::Overtaking)) {
                 return;
             }
-            self.queue.pop_front();
         }
+    }
+
+    /// False: it has to wait on.
+    fn admit_turn(&mut self, now: Time, id: u64, way: Way) -> bool {
+        if !self.reads.contains_key(&id) {
+            self.line.remove(now, id);
+            return true;
+        }
+        let admitted = self.admit(now, id, way);
+        if admitted {
+            self.line.served(now, id);
+        }
+        admitted
     }
 
     /// Finishes a read that has its pages and its check.
@@ -228,7 +270,7 @@ impl Core {
                 self.bad_page(now, id, &bad, page);
             }
         }
-        self.admit_waiting(now);
+        self.turn(now);
     }
 
     fn bad_page(&mut self, now: Time, id: u64, bad: &Arc<Landed>, page: u64) {
@@ -243,15 +285,17 @@ impl Core {
         if !again || read.deadline <= now {
             let error =
                 damaged(&object, page, self.rails.name(bad.origin().rail), "its bytes do not match their checksum");
+            self.sore.add(now, object.descriptor.version, page, &error);
             self.fail_read(id, error);
-        } else if !self.queue.is_empty() || !self.admit(now, id) {
-            self.enqueue(id);
+        } else {
+            self.admit_or_wait(now, id);
         }
     }
 
     /// Answers a read with an error.
     pub(super) fn fail_read(&mut self, id: u64, error: Error) {
-        if self.reads.remove(&id).is_some() {
+        if let Some(read) = self.reads.remove(&id) {
+            self.line.remove(read.arrived, id);
             self.counts.reads_failed += 1;
             if matches!(error, Error::Stale { .. }) {
                 self.counts.reads_stale += 1;
@@ -270,7 +314,7 @@ impl Core {
         let Some(read) = self.reads.get(&id) else { return };
         let detail = if !self.rails.any(now) {
             format!(": {}", self.rails_down())
-        } else if self.queue.contains(&id) {
+        } else if self.line.contains(id) {
             ": the arena had no room for it".to_owned()
         } else if read.pending.is_empty() {
             ": its version could not be checked".to_owned()
@@ -284,6 +328,9 @@ impl Core {
             read.bytes.start
         );
         let error = Error::TimedOut { what, after: read.deadline.since(read.arrived), detail };
+        let arrived = read.arrived;
+        self.line.remove(now, id);
+        self.unanswered(arrived);
         self.fail_read(id, error);
     }
 
@@ -294,19 +341,6 @@ impl Core {
             .map(|view| format!("rail {}: {}", view.name, view.reason.dead.as_deref().unwrap_or("connecting")))
             .collect();
         format!("no rail is up ({})", reasons.join("; "))
-    }
-
-    /// The reader closed its handle: what was fetched ahead for it goes first when memory is wanted.
-    pub fn release(&mut self, handle: u64) {
-        if let Some((object, readahead)) = self.handles.remove(&handle) {
-            self.demote(&object, readahead.unread());
-        }
-    }
-
-    fn demote(&mut self, object: &Object, bytes: Range<u64>) {
-        for cell in plan::cells(&object.descriptor.striping, bytes) {
-            self.cache.demote(object.descriptor.version, cell.cell);
-        }
     }
 }
 

@@ -6,11 +6,12 @@
 //! not hold up the others.
 
 use super::message::{self, Bad};
-use super::{Action, Core, Flight, RETRY, Waiter};
+use super::{Action, Call, Core, Flight, InFlight, RETRY, Waiter};
 use crate::client::{Found, Object};
 use crate::clock::Time;
 use crate::error::Error;
 use crate::rail::{Lane, Submission};
+use crate::read::admission::{Class, Use};
 use bytes::Bytes;
 use railfs_proto::descriptor::Proof;
 use railfs_proto::limits::{MAX_CHECKS, METADATA_DEADLINE};
@@ -152,7 +153,8 @@ impl Core {
             deadline: small.deadline,
         };
         self.rails.posted(rail, 0);
-        self.flights.insert(attempt, (Flight::Small(id), rail, 0, now));
+        let held = Use::Read(Class::Small);
+        self.flights.insert(attempt, InFlight { flight: Flight::Small(id), rail, memory: 0, held, posted: now });
         self.actions.push(Action::Submit { rail, submission });
     }
 
@@ -178,8 +180,8 @@ impl Core {
             if let Some(attempt) = small.attempt
                 && let Some(flight) = self.flights.get_mut(&attempt)
             {
-                flight.0 = Flight::Gone;
-                let (rail, posted) = (flight.1, flight.3);
+                flight.flight = Flight::Gone;
+                let (rail, posted) = (flight.rail, flight.posted);
                 self.rails.ended(now, rail, 0, posted, false);
                 self.actions.push(Action::Cancel { rail, id: attempt });
             }
@@ -354,9 +356,11 @@ impl Core {
     }
 
     pub(super) fn call_timed_out(&mut self, id: u64) {
-        let Some((_, after, what)) = self.calls.get(&id) else { return };
+        let Some(Call { began, deadline, what }) = self.calls.get(&id) else { return };
+        let (began, after) = (*began, deadline.since(*began));
         let detail = format!(": {}", self.rails_down());
-        let error = Error::TimedOut { what: what.clone(), after: *after, detail };
+        let error = Error::TimedOut { what: what.clone(), after, detail };
+        self.unanswered(began);
         self.fail_call(id, error);
     }
 }

@@ -80,9 +80,13 @@ fn striping() -> Striping {
 }
 
 fn object(version: u64, slot: u64, incarnation: u64) -> Object {
+    object_of(version, slot, incarnation, striping())
+}
+
+pub(super) fn object_of(version: u64, slot: u64, incarnation: u64, striping: Striping) -> Object {
     let replica = || vec![Replica { node: "n".into(), directory: Id([1; 16]) }];
     let attributes = Attributes { mode: 0o644, mtime_seconds: 0, mtime_nanoseconds: 0, owner: None };
-    let descriptor = Descriptor { version, attributes, striping: striping(), components: vec![replica(), replica()] };
+    let descriptor = Descriptor { version, attributes, striping, components: vec![replica(), replica()] };
     Object::new(ObjectName::new("ns", "key").unwrap(), descriptor, proof(slot, incarnation))
 }
 
@@ -549,6 +553,37 @@ fn i9_checks_lookups_and_reads_end_at_their_own_deadlines_while_the_server_says_
         assert!(failed(&mut world, just_before(at(seconds))).is_empty());
         assert_eq!(failed(&mut world, at(seconds)), [id]);
     }
+}
+
+#[test]
+fn i9_once_it_is_known_that_nobody_answers_calls_and_reads_fail_soon() {
+    let mut world = World::new(1, 1, 8 << 20);
+    let (object, start) = (world.object.clone(), world.now);
+    world.die(0);
+    let at = |milliseconds| start.after(Duration::from_millis(milliseconds));
+    let failed = |world: &mut World, time: Time| -> Vec<u64> {
+        world.core.tick(time);
+        let actions = world.core.take_actions();
+        let failed = actions.into_iter().filter_map(|action| match action {
+            Action::Fail { id, error: Error::TimedOut { .. } } => Some(id),
+            _ => None,
+        });
+        failed.collect()
+    };
+    world.core.check(at(0), 9001, &object, at(5000));
+    assert!(failed(&mut world, at(4999)).is_empty(), "the first one waits");
+    assert_eq!(failed(&mut world, at(5000)), [9001]);
+    assert_eq!(world.core.silent_since(), Some(at(0)));
+    world.core.check(at(6000), 9002, &object, at(11_000));
+    world.core.read(at(6000), 9003, &object, 1, 0, 4096, Freshness::Current, at(16_000));
+    assert_eq!(failed(&mut world, at(6500)), [9002]);
+    assert_eq!(failed(&mut world, at(7000)), [9003]);
+    // A sign of life ends it.
+    world.core.rail_event(at(7000), 0, Event::State(State::Up));
+    world.act();
+    assert_eq!(world.core.silent_since(), None);
+    world.core.check(at(8000), 9004, &object, at(13_000));
+    assert!(failed(&mut world, at(12_999)).is_empty());
 }
 
 #[test]
