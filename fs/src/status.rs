@@ -201,6 +201,7 @@ pub struct Mount {
 impl Document {
     /// From what both sides say.
     pub fn new(status: Status, server: &Result<StatusReply, Error>) -> Document {
+        let admission = Admission::new(&status);
         let mut document = Document {
             store: status.store,
             node: status.node,
@@ -214,7 +215,7 @@ impl Document {
                 quarantined: status.arena.quarantined,
             },
             cached_bytes: status.cached_bytes,
-            admission: Admission::new(&status),
+            admission,
             counters: status.counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             ..Document::default()
         };

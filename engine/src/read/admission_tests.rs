@@ -174,7 +174,7 @@ proptest! {
         let mut held: Vec<(Use, u64)> = Vec::new();
         let mut unread = 0u64;
         for (kind, class, pick) in steps {
-            let bytes = 4 * KIB << class;
+            let bytes = (4 * KIB) << class;
             let what = match kind {
                 0 => Use::Read(Class::Small),
                 1 => Use::Read(Class::Large),
