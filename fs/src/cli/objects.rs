@@ -295,7 +295,7 @@ mod tests {
         };
         let mut owned = object();
         owned.descriptor.attributes.owner = Some(Owner { uid: 1000, gid: 100 });
-        let text = stat_text(&owned, &[directory.clone()]);
+        let text = stat_text(&owned, std::slice::from_ref(&directory));
         assert!(text.contains("   owner: 1000 group 100\nmodified"), "{text}");
         assert!(
             text.contains("component 1: 68928 bytes in /srv/disk1 (0202") && text.contains(", suspect) on n"),
