@@ -138,6 +138,10 @@ pub struct Directory {
     pub holds_log: bool,
     /// Directories with the same number share one file system; 0: the server does not say.
     pub filesystem: u64,
+    /// Whole components that no record names.
+    pub lost_files: u32,
+    /// Their bytes: the first to go when a put needs room.
+    pub lost_bytes: u64,
 }
 
 /// The server's own account.
@@ -158,6 +162,8 @@ pub struct Server {
     pub puts: u32,
     /// "ok", or why it is frozen.
     pub publishing: String,
+    /// What it has to do without, one line each.
+    pub degraded: Vec<String>,
     /// Objects in the store.
     pub objects: u64,
     /// By name.
@@ -308,6 +314,8 @@ impl From<&railfs_proto::v1::DirectoryStatus> for Directory {
             available_bytes: directory.available_bytes,
             holds_log: directory.holds_log,
             filesystem: directory.filesystem,
+            lost_files: directory.lost_files,
+            lost_bytes: directory.lost_bytes,
         }
     }
 }
@@ -322,6 +330,7 @@ impl From<&StatusReply> for Server {
             sessions: reply.sessions,
             puts: reply.puts,
             publishing: reply.publishing.clone(),
+            degraded: reply.degraded.clone(),
             objects: reply.objects,
             counters: reply.counters.iter().map(|counter| (counter.name.clone(), counter.value)).collect(),
         }
@@ -394,7 +403,7 @@ mod tests {
         assert_eq!(keys(&json["arena"]), "exposed free quarantined total");
         assert_eq!(
             keys(&json["directories"][0]),
-            "available_bytes filesystem holds_log id path reason state total_bytes"
+            "available_bytes filesystem holds_log id lost_bytes lost_files path reason state total_bytes"
         );
         assert_eq!((&json["rails"][0]["bytes_received"], &json["counters"]["reads"]), (&5.into(), &3.into()));
         let gone = Document::new(status, &Err(Error::Closed));

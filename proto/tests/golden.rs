@@ -100,6 +100,7 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("WatchRequest-acknowledge", v1::WatchRequest { acknowledged: 104, ..Default::default() });
     v::changes().into_iter().for_each(|(name, change)| visit.message(name, change));
     visit.message("WatchReply", v::watch_reply());
+    visit.message("StatusReply-degraded", v::status_reply_degraded());
 
     visit.message("JoinRequest", v::join_request());
     visit.message("JoinReply", v1::JoinReply { outcome });

@@ -3,6 +3,7 @@
 use crate::control::addresses::Announced;
 use crate::health::{Condition, State};
 use crate::node::{SOFTWARE, lock};
+use crate::put::recover;
 use crate::serve::Server;
 use railfs_engine::rail::tcp::TcpListener;
 use railfs_proto::reply::ok_outcome;
@@ -30,6 +31,8 @@ impl Admin {
         let counting = Arc::clone(node);
         // Disks may be slow to answer, and this may be asked often.
         let directories = tokio::task::spawn_blocking(move || directories(&counting)).await.unwrap_or_default();
+        let mut degraded = self.announced.absent();
+        degraded.extend(node.publisher.catalog().degraded());
         let counts = node.publisher.catalog().counts().await.unwrap_or_default();
         let listeners = self.announced.listeners(None).into_iter().zip(&self.listeners).map(|(listener, tcp)| {
             let counters = tcp.counters();
@@ -64,6 +67,7 @@ impl Admin {
             memory_used_bytes: memory.total.saturating_sub(memory.free),
             sessions: u32::try_from(lock(&node.sessions).len()).unwrap_or(u32::MAX),
             puts: u32::try_from(server.puts.len()).unwrap_or(u32::MAX),
+            degraded,
             publishing: node.publisher.frozen().unwrap_or_else(|| "ok".to_owned()),
             objects: counts.objects,
             log_sequence: counts.sequence,
@@ -80,6 +84,7 @@ fn directories(node: &crate::node::Node) -> Vec<v1::DirectoryStatus> {
         let bytes = |blocks: fn(&rustix::fs::StatVfs) -> u64| {
             space.as_ref().map_or(0, |stat| blocks(stat).saturating_mul(stat.f_frsize))
         };
+        let lost = here.map(recover::lost).unwrap_or_default();
         v1::DirectoryStatus {
             id: state.id.to_bytes(),
             path: state.path,
@@ -91,6 +96,8 @@ fn directories(node: &crate::node::Node) -> Vec<v1::DirectoryStatus> {
             filesystem: here
                 .and_then(|directory| rustix::fs::stat(directory.path()).ok())
                 .map_or(0, |stat| stat.st_dev),
+            lost_files: u32::try_from(lost.files).unwrap_or(u32::MAX),
+            lost_bytes: lost.bytes,
         }
     };
     node.health.all().map(status).collect()

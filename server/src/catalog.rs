@@ -321,6 +321,11 @@ pub trait Catalog: Send + Sync + std::fmt::Debug + 'static {
     /// How much there is.
     fn counts(&self) -> BoxFuture<'_, Result<Counts, CatalogError>>;
 
+    /// What it has to do without, one line each, naming the directory and what it needs.
+    fn degraded(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Why nothing can be committed any more until a restart; `None` while all is well.
     fn frozen(&self) -> Option<String>;
 }

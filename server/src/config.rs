@@ -115,7 +115,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads and parses a file, and checks that no stripe directory is listed twice under two names.
+    /// Reads and parses a file, and checks where its paths lead: no stripe directory twice under
+    /// two names, none inside another, and `state_dir` inside none.
     ///
     /// # Errors
     /// See [`ConfigError`]; a file that cannot be read is one.
@@ -132,10 +133,11 @@ impl Config {
         Ok(config)
     }
 
-    /// Two paths that lead to one directory (symbolic links, bind mounts of it).
+    /// Two paths that lead to one directory, or into one (symbolic links, bind mounts of it).
     fn check_aliases(&self, origin: &Origin) -> Result<(), ConfigError> {
         use std::os::unix::fs::MetadataExt;
         let mut seen: Vec<(u64, u64, &PathBuf)> = Vec::new();
+        let mut real: Vec<(usize, PathBuf)> = Vec::new();
         for (place, directory) in self.stripe_dirs.iter().enumerate() {
             // A directory that is not there is the business of whoever opens it: it is named there.
             let Ok(meta) = std::fs::metadata(directory) else { continue };
@@ -148,9 +150,31 @@ impl Config {
                 return Err(origin.directory(place, problem));
             }
             seen.push((meta.dev(), meta.ino(), directory));
+            real.extend(std::fs::canonicalize(directory).ok().map(|path| (place, path)));
+        }
+        for (place, path) in &real {
+            if let Some((_, outer)) = real.iter().find(|(other, outer)| other != place && path.starts_with(outer)) {
+                let problem = format!("leads to {}, inside {}: keep them apart", path.display(), outer.display());
+                return Err(origin.directory(*place, problem));
+            }
+        }
+        let state = real_path(&self.state_dir);
+        if let Some((place, path)) = real.iter().find(|(_, path)| state.starts_with(path)) {
+            let (given, path) = (self.state_dir.display(), path.display());
+            let problem = format!("state_dir {given} leads to {}, inside this stripe directory {path}: move it", state.display());
+            return Err(origin.directory(*place, problem));
         }
         Ok(())
     }
+}
+
+/// Where a path leads; of one that does not exist yet, where it will.
+fn real_path(path: &Path) -> PathBuf {
+    let there = path.ancestors().find_map(|part| Some((part, std::fs::canonicalize(part).ok()?)));
+    there.map_or_else(|| path.to_owned(), |(part, real)| match path.strip_prefix(part) {
+        Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+        _ => real,
+    })
 }
 
 /// The machine's name, for `node`.

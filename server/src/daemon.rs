@@ -1,13 +1,14 @@
 //! A running server: everything started in the right order, and stopped in bounded time.
 //!
-//! Guarantees: ports are bound before any disk is touched, directories are locked before anything in them is read, and
-//! nothing is served before what a dead put left was tidied up; a clean stop leaves a record that says so.
+//! Guarantees: directories are locked before ports are bound, so that a second server names the first; ports are bound
+//! before anything in a directory is read or changed; nothing is served before what a dead put left was tidied up; a
+//! clean stop leaves a record that says so.
 
 use crate::admin::Admin;
 use crate::catalog::{DEFAULT_SLOTS, LogCatalog, LogCatalogOptions, Publisher, PublisherOptions, Recovered, Slots};
 use crate::config::Config;
 use crate::control::ControlService;
-use crate::control::addresses::Announced;
+use crate::control::addresses::{Announced, is_here};
 use crate::control::incoming::Patient;
 use crate::health::Condition;
 use crate::node::{Node, add, lock};
@@ -44,7 +45,7 @@ const LAST_RECORD: Duration = Duration::from_secs(4);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// See the message.
-    #[error("cannot listen on {address} for {what}: {source}; stop what uses that port, or set another {key}")]
+    #[error("cannot listen on {address} for {what}: {source}; {}", advice(.source, .key))]
     Listen {
         /// Control plane or rail.
         what: String,
@@ -58,6 +59,11 @@ pub enum StartError {
     /// See the message.
     #[error("cannot listen for a rail: {0}; stop what uses that port, or set another rail.listen")]
     Rail(railfs_engine::error::Error),
+    /// See the message.
+    #[error(
+        "no interface of this machine has the address of any rail ({0}): bring one up, or set another rail.listen"
+    )]
+    NoRail(String),
     /// The stripe directories.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -91,6 +97,18 @@ pub struct Daemon {
     found: Found,
 }
 
+/// What helps against a socket that cannot be bound.
+fn advice(source: &io::Error, key: &str) -> String {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => format!("stop what uses that port, or set another {key}"),
+        io::ErrorKind::AddrNotAvailable => {
+            format!("no interface of this machine has that address: bring it up, or set another {key}")
+        }
+        io::ErrorKind::PermissionDenied => format!("ports below 1024 are for root: set another {key}"),
+        _ => format!("set another {key}"),
+    }
+}
+
 fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let bound = std::net::TcpListener::bind(address).or_else(|error| {
         // Every address of a machine without IPv6.
@@ -101,7 +119,7 @@ fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(bound)
 }
 
-/// Sockets that are bound, before any disk is touched.
+/// Sockets that are bound, before anything on a disk is changed.
 struct Bound {
     control: Vec<std::net::TcpListener>,
     addresses: Vec<SocketAddr>,
@@ -123,6 +141,10 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
         addresses.push(socket.local_addr().map_err(failed)?);
         control.push(socket);
     }
+    if config.rails.iter().all(|rail| !is_here(rail.listen.ip())) {
+        let all = config.rails.iter().map(|rail| rail.listen.to_string()).collect::<Vec<_>>();
+        return Err(StartError::NoRail(all.join(", ")));
+    }
     let (mut rails, mut gates, mut announced) = (Vec::new(), Vec::new(), Vec::new());
     for (id, rail) in (0u32..).zip(&config.rails) {
         let gate = Gate::new(id);
@@ -134,6 +156,9 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
         gates.push(gate);
     }
     let announced = Announced::new(addresses.clone(), announced);
+    for line in announced.absent() {
+        tracing::warn!("{line}");
+    }
     Ok(Bound { control, addresses, rails, gates, announced })
 }
 
@@ -144,15 +169,21 @@ impl Daemon {
     /// See [`StartError`]. Everything that was started has been stopped then.
     pub fn start(config: &Config) -> Result<Daemon, StartError> {
         let clock = Clock::start();
+        let locked = store::lock(&config.stripe_dirs)?;
         let bound = listen(config, clock)?;
-        let started = Self::start_behind(config, clock, &bound);
+        let started = Self::start_behind(config, clock, locked, &bound);
         if started.is_err() {
             bound.rails.iter().for_each(|rail| rail.stop());
         }
         started
     }
 
-    fn start_behind(config: &Config, clock: Clock, bound: &Bound) -> Result<Daemon, StartError> {
+    fn start_behind(
+        config: &Config,
+        clock: Clock,
+        locked: store::LockedDirectories,
+        bound: &Bound,
+    ) -> Result<Daemon, StartError> {
         let no_thread =
             |error: io::Error| StartError::Resources { what: "cannot start threads", detail: error.to_string() };
         let runtime = Builder::new_multi_thread()
@@ -162,7 +193,7 @@ impl Daemon {
             .enable_all()
             .build()
             .map_err(no_thread)?;
-        let store = Arc::new(store::open(&config.stripe_dirs)?);
+        let store = Arc::new(store::open_locked(locked)?);
         let options = LogCatalogOptions::new(&store, config.state_dir.clone(), &config.node);
         let (catalog, recovered) = LogCatalog::open(options).map_err(|error| StartError::Catalog(error.to_string()))?;
         let incarnation = recovered.incarnation;

@@ -25,7 +25,7 @@ mod tests;
 
 pub use init::{Initialised, init};
 pub use logdir::{DiskLogDirectory, LogDirectory, LogFile};
-pub use open::{MissingDirectory, Store, StripeDirectory, open};
+pub use open::{LockedDirectories, MissingDirectory, Store, StripeDirectory, lock, open, open_locked};
 
 use railfs_proto::descriptor::Id;
 use std::io;
@@ -61,6 +61,27 @@ pub enum StoreError {
         path: PathBuf,
         /// One of the names in it.
         found: String,
+    },
+    /// There is no room for a log in it.
+    #[error(
+        "{} has {available} bytes free; a directory that is to hold the log needs {needed}: free as much, or give a \
+         larger file system", .path.display()
+    )]
+    TooSmall {
+        /// The directory.
+        path: PathBuf,
+        /// What is free in its file system, bytes.
+        available: u64,
+        /// What it needs, bytes.
+        needed: u64,
+    },
+    /// It lies in another stripe directory.
+    #[error("{} lies inside stripe directory {}; give a directory beside it", .path.display(), .outer.display())]
+    Inside {
+        /// The directory.
+        path: PathBuf,
+        /// The one around it.
+        outer: PathBuf,
     },
     /// Its marker cannot be trusted: it counts as missing.
     #[error("the marker of {} cannot be used: {why}; the directory counts as missing", .path.display())]
@@ -129,6 +150,14 @@ pub enum StoreError {
     /// No random bytes for new ids.
     #[error("the system gave no random bytes for a new id: {0}")]
     Random(String),
+}
+
+impl StoreError {
+    /// Whether there was no room, and nothing else wrong.
+    pub fn is_full(&self) -> bool {
+        let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        matches!(self, StoreError::Io { source, .. } if full(source.kind()))
+    }
 }
 
 /// For `map_err`: what was being done to which path.

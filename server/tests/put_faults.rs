@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Memory, TestClient, TestServer, configured, name, options, pattern, until};
+use common::{Memory, SmallDisk, TestClient, TestServer, configured, name, options, pattern, skipped, until};
 use railfs_engine::client::Source;
 use railfs_engine::control::{BeginPut, CommitFailure};
 use railfs_engine::error::Error;
@@ -252,6 +252,7 @@ fn i8_components_that_no_record_names_are_removed_or_kept_as_lost() {
     std::fs::write(folder.join("7000.0"), b"no header").unwrap();
     std::fs::write(folder.join("7001.0"), vec![0; 8192]).unwrap();
     std::fs::write(folder.join("notes.txt"), b"somebody's").unwrap();
+    std::fs::create_dir(folder.join("9999.0")).unwrap();
     let descriptor = Descriptor {
         version: 7002,
         attributes: options().attributes,
@@ -264,9 +265,79 @@ fn i8_components_that_no_record_names_are_removed_or_kept_as_lost() {
     std::fs::write(folder.join("7003.0"), header).unwrap();
     server.serve().unwrap();
     let found = server.daemon().found();
-    assert_eq!((found.kept, found.removed, found.lost, found.foreign), (1, 3, 1, 1));
+    assert_eq!((found.kept, found.removed, found.lost, found.foreign), (1, 3, 1, 2));
     assert!(server.config.stripe_dirs[0].join("lost/7002.0").exists() && folder.join("notes.txt").exists());
-    assert_eq!(TestClient::connect(&server).read("a"), b"1");
+    assert!(folder.join("9999.0").is_dir());
+    let client = TestClient::connect(&server);
+    assert_eq!(client.read("a"), b"1");
+    let status = client.runtime.block_on(client.control.status()).unwrap();
+    let lost: Vec<_> = status.directories.iter().map(|d| (d.lost_files, d.lost_bytes)).collect();
+    assert_eq!(lost, [(1, 4096), (0, 0)]);
+}
+
+#[test]
+fn i8_what_is_lost_goes_from_every_directory_that_a_put_needs() {
+    let test = "i8_what_is_lost_goes_from_every_directory_that_a_put_needs";
+    let root = tempfile::tempdir().unwrap();
+    let config = configured(root.path(), 4, 1, "");
+    config.stripe_dirs.iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
+    let mut disks = Vec::new();
+    for directory in &config.stripe_dirs[2..] {
+        match SmallDisk::mount(directory, 8 << 20) {
+            Ok(disk) => disks.push(disk),
+            Err(why) => return skipped(test, &format!("cannot mount a tmpfs: {why}")),
+        }
+    }
+    store::init(&config.stripe_dirs).unwrap();
+    let server = TestServer::over(root, config);
+    let client = TestClient::connect(&server);
+    for disk in &disks {
+        std::fs::write(disk.0.join("lost/7002.0"), vec![1; 6 << 20]).unwrap();
+    }
+    let bytes = pattern(16 << 20, 1);
+    client.put("a", &bytes).unwrap();
+    assert!(client.read("a") == bytes);
+    assert!(disks.iter().all(|disk| !disk.0.join("lost/7002.0").exists()));
+    client.assert_quiet();
+    server.assert_quiet();
+    drop((client, server));
+}
+
+#[test]
+fn i10_a_rail_whose_address_is_not_here_yet_costs_that_rail_alone() {
+    // For documents, and on no interface.
+    let nowhere: std::net::SocketAddr = "192.0.2.77:0".parse().unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let mut config = configured(root.path(), 1, 2, "");
+    std::fs::create_dir(&config.stripe_dirs[0]).unwrap();
+    store::init(&config.stripe_dirs).unwrap();
+    let mut none = config.clone();
+    none.rails.truncate(1);
+    none.rails[0].listen = nowhere;
+    let said = Daemon::start(&none).unwrap_err().to_string();
+    assert!(said.contains("192.0.2.77") && said.contains("no interface") && !said.contains("stop what"), "{said}");
+    let mut control = config.clone();
+    control.control = vec![nowhere];
+    let said = Daemon::start(&control).unwrap_err().to_string();
+    assert!(said.contains("192.0.2.77") && said.contains("no interface") && said.contains("control.listen"), "{said}");
+    config.rails[1].listen = nowhere;
+    let daemon = Daemon::start(&config).unwrap();
+    let server = daemon.server().unwrap();
+    assert_eq!(daemon.rail_addresses().len(), 2);
+    let control = daemon.control_addresses()[0].to_string();
+    let status = railfs_engine::control::ControlConfig {
+        addresses: vec![control],
+        store: None,
+        connect_deadline: common::LONG,
+        metadata_deadline: common::LONG,
+        software: "test".into(),
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let control = railfs_engine::control::Control::new(status, runtime.handle().clone(), Box::new(|_| {}));
+    let status = runtime.block_on(control.status()).unwrap();
+    assert!(status.degraded.len() == 1 && status.degraded[0].contains("192.0.2.77"), "{:?}", status.degraded);
+    assert!(server.puts.is_empty());
+    daemon.stop().unwrap();
 }
 
 #[test]
@@ -296,39 +367,16 @@ fn a_port_that_is_taken_is_named_and_no_directory_is_touched() {
 #[test]
 fn a_second_server_on_the_same_directories_is_refused() {
     let server = TestServer::start(1, 1, "");
-    let mut config = server.config.clone();
-    config.control = vec!["127.0.0.1:0".parse().unwrap()];
-    config.rails[0].listen = "127.0.0.1:0".parse().unwrap();
-    let said = Daemon::start(&config).unwrap_err().to_string();
-    assert!(said.contains("in use by") && said.contains(&std::process::id().to_string()), "{said}");
+    let mut other = server.config.clone();
+    other.control = vec!["127.0.0.1:0".parse().unwrap()];
+    other.rails[0].listen = "127.0.0.1:0".parse().unwrap();
+    // Also with the very same configuration, ports and all: who has the directories says more than that a port is taken.
+    for config in [&other, &server.config] {
+        let said = Daemon::start(config).unwrap_err().to_string();
+        assert!(said.contains("in use by") && said.contains(&std::process::id().to_string()), "{said}");
+    }
     let client = TestClient::connect(&server);
     client.put("a", b"1").unwrap();
-}
-
-/// A small file system of its own, where that is allowed.
-struct SmallDisk(std::path::PathBuf);
-impl SmallDisk {
-    fn mount(at: &std::path::Path, bytes: u64) -> Result<SmallDisk, String> {
-        let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("railfs-test", at, "tmpfs", flags, options.as_c_str())
-            .map_err(|error| error.to_string())?;
-        Ok(SmallDisk(at.to_owned()))
-    }
-}
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
-fn skipped(test: &str, why: &str) {
-    eprintln!("SKIPPED {test}: {why}");
-    if let Some(log) = std::env::var_os("RAILFS_SKIP_LOG") {
-        use std::io::Write;
-        let mut file = std::fs::File::options().append(true).create(true).open(log).unwrap();
-        writeln!(file, "SKIPPED {test}: {why}").unwrap();
-    }
 }
 
 #[test]

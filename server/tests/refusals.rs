@@ -291,6 +291,30 @@ impl common::TestRail {
 }
 
 #[test]
+fn what_answers_and_is_no_railfsd_is_called_so() {
+    // Something that speaks HTTP/2, and knows nothing of this path.
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let address = {
+        let _inside = runtime.enter();
+        let incoming = tonic::transport::server::TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = incoming.local_addr().unwrap();
+        let (_, health) = tonic_health::server::health_reporter();
+        runtime.spawn(tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming));
+        address
+    };
+    let config = ControlConfig {
+        addresses: vec![address.to_string()],
+        store: None,
+        connect_deadline: Duration::from_secs(3),
+        metadata_deadline: Duration::from_secs(5),
+        software: "test".into(),
+    };
+    let control = Control::new(config, runtime.handle().clone(), Box::new(|_| {}));
+    let said = runtime.block_on(control.connect()).unwrap_err().to_string();
+    assert!(said.contains("not railfsd") && said.contains(&address.to_string()), "{said}");
+}
+
+#[test]
 fn another_store_at_the_address_is_named() {
     let server = TestServer::start(1, 1, "");
     let runtime = tokio::runtime::Runtime::new().unwrap();

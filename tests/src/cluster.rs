@@ -98,7 +98,9 @@ impl Cluster {
         let root = tempfile::Builder::new().prefix("railfs-test-").tempdir().unwrap_or_else(|error| panic!("{error}"));
         let directories: Vec<PathBuf> = (0..plan.directories).map(|i| root.path().join(format!("d{i}"))).collect();
         for directory in directories.iter().chain([&root.path().join("run")]) {
-            std::fs::create_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+            // The runtime directory must be for its user alone; the others may be.
+            let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(directory);
+            made.unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
         }
         let network = plan
             .network

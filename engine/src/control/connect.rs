@@ -62,7 +62,14 @@ async fn say_hello(
     let unreachable = |detail| Error::Unreachable { peer: address.to_owned(), detail };
     let reply = timeout_at(deadline, client.hello(request.clone())).await;
     let reply = reply.map_err(|_| unreachable("no answer to hello in time".to_owned()))?;
-    let reply = reply.map_err(|status| unreachable(causes(&status)))?.into_inner();
+    let reply = reply.map_err(|status| match status.code() {
+        // What a web server's 404 becomes, too.
+        tonic::Code::Unimplemented => {
+            unreachable(format!("something answers there, but it is not railfsd ({})", causes(&status)))
+        }
+        _ => unreachable(causes(&status)),
+    });
+    let reply = reply?.into_inner();
     Hello::check(request, &reply).map_err(|error| match (&error, Id::from_bytes(&reply.store)) {
         // It says whose it is, so that a person can tell.
         (HelloError::Refused(refusal), Some(found)) if refusal.code == v1::Code::WrongStore => {

@@ -302,7 +302,11 @@ impl Rails {
             (Some(why), _, _) => why.clone(),
             (None, true, _) => "silent".to_owned(),
             (None, false, Some(until)) if until > now => "brought wrong bytes".to_owned(),
-            _ => String::new(),
+            _ => match state {
+                "probing" => "it came back; one fetch at a time until one succeeds".to_owned(),
+                "connecting" => "no connection yet".to_owned(),
+                _ => String::new(),
+            },
         };
         (state.to_owned(), reason, view.bandwidth, view.bad_pages)
     }
@@ -456,6 +460,8 @@ mod tests {
         assert_eq!(rails.health(0, Time(0)), Health::Down);
         assert!(rails.state(0, State::Up));
         assert_eq!(rails.health(0, Time(0)), Health::Probing);
+        let (state, reason, ..) = rails.describe(0, Time(0));
+        assert!(state == "probing" && reason.contains("came back"), "{state}: {reason}");
         rails.since(0, Time(0));
         assert_eq!(rails.health(0, Time(5)), Health::Probing);
         assert_eq!(rails.health(0, Time(0).after(PROBATION)), Health::Up, "nobody asked it anything");

@@ -154,17 +154,24 @@ fn lines(document: &Document, out: &mut String) -> std::fmt::Result {
             size(server.memory_limit_bytes),
             server.publishing
         )?;
+        for line in &server.degraded {
+            writeln!(out, "  server degraded: {line}")?;
+        }
     }
     for directory in &document.directories {
         writeln!(
             out,
-            "  directory {}: {}{}, {} free of {}{} ({})",
+            "  directory {}: {}{}, {} free of {}{}{} ({})",
             directory.path,
             directory.state,
             if directory.reason.is_empty() { String::new() } else { format!(" ({})", directory.reason) },
             size(directory.available_bytes),
             size(directory.total_bytes),
             if directory.holds_log { ", holds the log" } else { "" },
+            match directory.lost_files {
+                0 => String::new(),
+                files => format!(", lost/ has {files} components of {} (removed when room is needed)", size(directory.lost_bytes)),
+            },
             directory.id
         )?;
     }

@@ -60,6 +60,12 @@ pub fn directory() -> Result<PathBuf, Failure> {
         (_, Some(directory)) if !directory.is_empty() => PathBuf::from(directory).join("railfs"),
         _ => std::env::temp_dir().join(format!("railfs-{}", user.as_raw())),
     };
+    private(path)
+}
+
+/// Makes the directory if it is missing; one that others can enter, or that is another user's, is refused.
+fn private(path: PathBuf) -> Result<PathBuf, Failure> {
+    let user = rustix::process::geteuid();
     let mut builder = std::fs::DirBuilder::new();
     if let Err(error) = builder.mode(0o700).recursive(true).create(&path) {
         return Err(Failure::failed(format!(
@@ -69,10 +75,18 @@ pub fn directory() -> Result<PathBuf, Failure> {
     }
     // In a directory that all may write to, the name could have been taken by anybody.
     let metadata = std::fs::symlink_metadata(&path).map_err(|error| io(path.display(), &error))?;
-    if !metadata.is_dir() || metadata.uid() != user.as_raw() || metadata.mode() & 0o022 != 0 {
+    if !metadata.is_dir() || metadata.uid() != user.as_raw() {
         return Err(Failure::failed(format!(
-            "{} is not a directory that only this user can write to: remove it, or set {DIRECTORY_VARIABLE}",
+            "{} is not a directory of this user: remove it, or set {DIRECTORY_VARIABLE} to another one",
             path.display()
+        )));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        return Err(Failure::failed(format!(
+            "{path} can be entered by others (mode {:04o}): `chmod 700 {path}`, or set {DIRECTORY_VARIABLE} to another \
+             directory",
+            metadata.mode() & 0o7777,
+            path = path.display()
         )));
     }
     Ok(path)
@@ -198,6 +212,20 @@ mod tests {
 
     fn holder_of(point: &str) -> Holder {
         Holder { pid: 7, url: "railfs://h/ns/".to_owned(), mountpoint: point.to_owned(), log: String::new() }
+    }
+
+    #[test]
+    fn a_runtime_directory_is_for_its_user_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/run");
+        private(path.clone()).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o700);
+        for mode in [0o755, 0o750, 0o701] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let refused = private(path.clone()).unwrap_err().message;
+            assert!(refused.contains(&format!("mode {mode:04o}")) && refused.contains("chmod 700"), "{refused}");
+        }
     }
 
     #[test]

@@ -187,7 +187,15 @@ pub fn status_reply() -> v1::StatusReply {
         objects: 1_000_001,
         log_sequence: 2_000_002,
         counters: vec![counter()],
+        degraded: Vec::new(),
     }
+}
+
+pub fn status_reply_degraded() -> v1::StatusReply {
+    let mut reply = status_reply();
+    reply.degraded = vec!["state_dir /var/lib/railfs is full".into()];
+    reply.directories = vec![v1::DirectoryStatus { lost_files: 3, lost_bytes: 100 << 20, ..directory_status() }];
+    reply
 }
 
 pub fn directory_status() -> v1::DirectoryStatus {
@@ -200,6 +208,8 @@ pub fn directory_status() -> v1::DirectoryStatus {
         holds_log: true,
         reason: String::new(),
         filesystem: 0,
+        lost_files: 0,
+        lost_bytes: 0,
     }
 }
 

@@ -14,7 +14,7 @@ use railfs_proto::logfile::record_size;
 use railfs_proto::v1::{ReclaimRecord, Record, ReserveRecord, StopRecord, record::Body};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::{oneshot, watch};
 
 /// Bytes of records in one batch, about: more would make those at its beginning wait.
@@ -30,7 +30,15 @@ pub trait SequenceKeeper: Send + Sync + std::fmt::Debug {
 
 impl SequenceKeeper for crate::store::Store {
     fn keep(&self, highest: u64) -> Result<(), String> {
-        self.update_markers(highest).map_err(|error| error.to_string())
+        match self.update_markers(highest) {
+            // Nothing is at risk: the log has everything. What a marker that is behind cannot do is tell an older copy
+            // of the log, so it is said, and tried again the next time.
+            Err(error) if error.is_full() => {
+                tracing::warn!(%error, "the markers could not be brought up to date: there is no room for them");
+                Ok(())
+            }
+            other => other.map_err(|error| error.to_string()),
+        }
     }
 }
 
@@ -75,6 +83,9 @@ pub(super) enum Command {
     Abandon,
 }
 
+/// Why no segment could be allocated ahead; `None`: one is, or none was needed yet.
+pub(super) type Shortage = Arc<Mutex<Option<String>>>;
+
 /// What the thread owns.
 pub(super) struct Committer {
     pub(super) index: Arc<Index>,
@@ -91,8 +102,8 @@ pub(super) struct Committer {
     pub(super) reserved: u64,
     /// What markers and the index on disk know.
     pub(super) kept: u64,
-    /// A spare segment could not be allocated; said once.
-    pub(super) short: bool,
+    /// Said once.
+    pub(super) shortage: Shortage,
 }
 
 /// Answers one caller once the batch has an outcome.
@@ -131,6 +142,11 @@ impl Committer {
             time: (self.clock)(),
             stop: false,
         };
+        let short = self.shortage.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if short {
+            // Room may have come back while nothing was committed.
+            self.prepare();
+        }
         let mut transaction = match self.index.begin_light() {
             Ok(transaction) => transaction,
             Err(error) => return refuse(first, &index_refusal(&error)),
@@ -214,7 +230,7 @@ impl Committer {
     fn add(&self, batch: &mut Batch, tables: &mut Tables<'_>, command: Command) -> Result<Option<Command>, IndexError> {
         match command {
             Command::Put(put, reply) => match tables.judge_put(&put, batch.reserved)? {
-                Verdict::Record(body, outcome) => match self.record(batch, tables, body)? {
+                Verdict::Record(body, outcome) => match self.record_put(batch, tables, body)? {
                     Added::Yes => batch.complete(reply, Ok(outcome)),
                     Added::Later => return Ok(Some(Command::Put(put, reply))),
                     Added::Never(refusal) => reply.send(Err(refusal.into())),
@@ -277,6 +293,16 @@ impl Committer {
         Ok(None)
     }
 
+    /// As [`Committer::record`], but leaves the end of the last segment, and of the memory for an index
+    /// whose directory is full, to deletes.
+    fn record_put(&self, batch: &mut Batch, tables: &mut Tables<'_>, body: Body) -> Result<Added, IndexError> {
+        let index_full = || self.index.exhausted().map(Refusal::IndexFull);
+        match self.writer.kept_back(batch.bytes).or_else(index_full) {
+            Some(refusal) => Ok(Added::Never(refusal)),
+            None => self.record(batch, tables, body),
+        }
+    }
+
     /// Appends to the batch and shows it to those who come after in it.
     fn record(&self, batch: &mut Batch, tables: &mut Tables<'_>, body: Body) -> Result<Added, IndexError> {
         let before = u64::try_from(batch.records.len()).unwrap_or(u64::MAX);
@@ -303,16 +329,21 @@ impl Committer {
         Ok(Added::Yes)
     }
 
+    /// Has the next segment allocated, where there is room for it.
+    pub(super) fn prepare(&mut self) {
+        let prepared = self.writer.prepare();
+        let mut shortage = self.shortage.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = &prepared
+            && shortage.is_none()
+        {
+            tracing::warn!(%error, "no spare segment for the log: puts will be refused before this one is full");
+        }
+        *shortage = prepared.err().map(|error| error.to_string());
+    }
+
     /// What can be done while nobody waits.
     fn between_batches(&mut self) {
-        match self.writer.prepare() {
-            Ok(()) => self.short = false,
-            Err(error) if !self.short => {
-                self.short = true;
-                tracing::warn!(%error, "no spare segment for the log: puts will be refused when this one is full");
-            }
-            Err(_) => {}
-        }
+        self.prepare();
         let last = self.writer.next_sequence().saturating_sub(1);
         if last >= self.kept.saturating_add(KEEP_EVERY) {
             self.kept = last;

@@ -10,6 +10,9 @@ pub enum Refusal {
     /// A log directory is missing or cannot be written.
     #[error("{0}; mount its disk and restart railfsd")]
     ReadOnly(String),
+    /// `state_dir` is full, and so is the memory that stands in for it.
+    #[error("no space for the index: {0}")]
+    IndexFull(String),
     /// An earlier commit had an unknown outcome.
     #[error("publishing is frozen until the server is restarted: {0}")]
     Frozen(String),

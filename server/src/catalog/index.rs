@@ -4,18 +4,22 @@
 //! another store, is thrown away and rebuilt. Applying a record is a function of the index and the record alone, so a
 //! rebuilt index is the same as one that grew.
 
+mod overflow;
 mod read;
 mod tables;
 
+pub(super) use overflow::LIMIT;
 pub(super) use read::Reader;
 pub(super) use tables::{Kept, Tables, Verdict};
 
 use super::recovery::StartError;
+use overflow::{Overflow, Shared};
 use railfs_proto::descriptor::Id;
 use redb::{Builder, Database, DatabaseError, Durability, ReadableDatabase, StorageError, WriteTransaction};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The format of the tables. Another one is thrown away: the log has it all.
 const FORMAT: u64 = 1;
@@ -44,6 +48,8 @@ from_redb!(StorageError, redb::TableError, redb::TransactionError, redb::CommitE
 pub(super) struct Index {
     database: Database,
     path: PathBuf,
+    overflow: Arc<Shared>,
+    memory: u64,
 }
 
 /// An index to go on with.
@@ -56,14 +62,15 @@ pub(super) struct Opened {
 
 impl Index {
     /// Opens or makes the index in `state_dir`, which is created if it is missing.
-    pub(super) fn open(state_dir: &Path, store: Id, epoch: u64) -> Result<Opened, StartError> {
+    /// Where that is full, up to `memory` bytes of the index are kept in memory.
+    pub(super) fn open(state_dir: &Path, store: Id, epoch: u64, memory: u64) -> Result<Opened, StartError> {
         let path = state_dir.join(FILE);
         let broken = |why: String| StartError::Index { path: path.display().to_string(), why };
         std::fs::create_dir_all(state_dir).map_err(|error| broken(error.to_string()))?;
         let was_there = std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() > 0);
-        let discarded = match open_file(&path) {
-            Ok(database) => {
-                let index = Index { database, path: path.clone() };
+        let discarded = match open_file(&path, memory) {
+            Ok((database, overflow)) => {
+                let index = Index { database, path: path.clone(), overflow, memory };
                 match index.bind(store, epoch, !was_there) {
                     Ok(()) => return Ok(Opened { index, discarded: None }),
                     Err(IndexError(why)) => why,
@@ -76,19 +83,29 @@ impl Index {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(broken(error.to_string())),
             _ => {}
         }
-        let database = open_file(&path).map_err(|(Trouble::Damaged(why) | Trouble::Unusable(why))| broken(why))?;
-        let index = Index { database, path: path.clone() };
+        let (database, overflow) = open_file(&path, memory).map_err(|(Trouble::Damaged(why) | Trouble::Unusable(why))| broken(why))?;
+        let index = Index { database, path: path.clone(), overflow, memory };
         index.bind(store, epoch, true).map_err(|IndexError(why)| broken(why))?;
         Ok(Opened { index, discarded: Some(discarded) })
     }
 
     /// Throws everything away: what follows is a rebuild.
     pub(super) fn discard(self, state_dir: &Path, store: Id, epoch: u64) -> Result<Index, StartError> {
-        let path = self.path.clone();
+        let (path, memory) = (self.path.clone(), self.memory);
         drop(self);
         let broken = |why: String| StartError::Index { path: path.display().to_string(), why };
         std::fs::remove_file(&path).map_err(|error| broken(error.to_string()))?;
-        Ok(Index::open(state_dir, store, epoch)?.index)
+        Ok(Index::open(state_dir, store, epoch, memory)?.index)
+    }
+
+    /// What it has to do without, naming the directory; `None`: nothing.
+    pub(super) fn degraded(&self) -> Option<String> {
+        self.overflow.degraded()
+    }
+
+    /// Why nothing that makes it larger may be recorded now; `None`: it may.
+    pub(super) fn exhausted(&self) -> Option<String> {
+        self.overflow.exhausted()
     }
 
     /// For messages.
@@ -143,20 +160,27 @@ enum Trouble {
     Unusable(String),
 }
 
-fn open_file(path: &Path) -> Result<Database, Trouble> {
+fn open_file(path: &Path, memory: u64) -> Result<(Database, Arc<Shared>), Trouble> {
+    let full = |error: &io::Error| match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            format!("{error}; free some space in that directory, or set another state_dir")
+        }
+        _ => error.to_string(),
+    };
+    let (file, overflow) = Overflow::open(path, memory).map_err(|error| Trouble::Unusable(full(&error)))?;
     // A file that was altered behind its back is found by the integrity check, or makes the library panic.
     let opened = catch_unwind(AssertUnwindSafe(|| {
-        Builder::new().set_cache_size(CACHE).set_check_integrity_on_open(true).create(path)
+        Builder::new().set_cache_size(CACHE).set_check_integrity_on_open(true).create_with_backend(file)
     }));
     match opened {
-        Ok(Ok(database)) => Ok(database),
+        Ok(Ok(database)) => Ok((database, overflow)),
         Ok(Err(DatabaseError::DatabaseAlreadyOpen)) => {
             Err(Trouble::Unusable("another process has it open; two servers cannot share a state_dir".to_owned()))
         }
         Ok(Err(DatabaseError::Storage(StorageError::Io(error))))
             if !matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
         {
-            Err(Trouble::Unusable(error.to_string()))
+            Err(Trouble::Unusable(full(&error)))
         }
         Ok(Err(error)) => Err(Trouble::Damaged(error.to_string())),
         Err(_) => Err(Trouble::Damaged("it cannot be read at all".to_owned())),

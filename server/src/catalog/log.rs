@@ -12,8 +12,7 @@ use railfs_proto::v1::Record;
 use std::io;
 use std::sync::Arc;
 
-/// Bytes of a segment, unless told otherwise.
-pub const SEGMENT_SIZE: u64 = 16 << 20;
+pub(super) use crate::store::logdir::SEGMENT_SIZE;
 /// Records of one batch, at most: their place in it is a 16-bit number.
 pub(super) const MAX_BATCH: usize = 1024;
 /// The file that becomes the next segment.
@@ -78,8 +77,12 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn new(directory: Arc<dyn LogDirectory>, file: Box<dyn LogFile>) -> Place {
-        Place { directory, file, spare: None }
+    pub(super) fn new(
+        directory: Arc<dyn LogDirectory>,
+        file: Box<dyn LogFile>,
+        spare: Option<Box<dyn LogFile>>,
+    ) -> Place {
+        Place { directory, file, spare }
     }
 }
 
@@ -173,6 +176,20 @@ impl LogWriter {
             }
         }
         Ok(())
+    }
+
+    /// Why `more` bytes of records that take up room must not be begun now: without a spare segment the last quarter of
+    /// this one is kept for deletes and what belongs to them, so that a full disk can always be emptied.
+    pub(super) fn kept_back(&self, more: usize) -> Option<Refusal> {
+        let place = self.places.iter().find(|place| place.spare.is_none())?;
+        let end = self.offset.saturating_add(u64::try_from(more).unwrap_or(u64::MAX));
+        let size = self.identity.segment_size;
+        let what = place.directory.describe();
+        (end > size - size / 4).then(|| {
+            Refusal::NoSpace(format!(
+                "{what} has no room for the next segment of {size} bytes, and what is left of this one is kept for deletes"
+            ))
+        })
     }
 
     /// Begins the next segment everywhere. Once one log has begun it, all must: a failure half way freezes the log.

@@ -1,6 +1,6 @@
 //! The catalog of one node: the log is the truth, the index makes it quick to read.
 
-use super::batch::{Command, Committer, Reply, SequenceKeeper};
+use super::batch::{Command, Committer, Reply, SequenceKeeper, Shortage};
 use super::changes::{Changes, ChangesAt, ChangesError};
 use super::history::History;
 use super::index::{Index, IndexError, Kept, Reader, Tables};
@@ -61,6 +61,8 @@ pub struct LogCatalogOptions {
     pub requests: u64,
     /// Why nothing may be appended: a log directory is missing or cannot be written.
     pub read_only: Option<String>,
+    /// Bytes of the index that memory holds where `state_dir` is full.
+    pub index_memory: u64,
     /// The wall clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }
@@ -92,6 +94,7 @@ impl LogCatalogOptions {
             segment_size: super::log::SEGMENT_SIZE,
             requests: REQUESTS,
             read_only: store.read_only(),
+            index_memory: super::index::LIMIT,
             clock: Arc::new(|| Time::from(SystemTime::now())),
         }
     }
@@ -133,6 +136,8 @@ pub struct LogCatalog {
     revision: Arc<AtomicU64>,
     latest: watch::Receiver<u64>,
     history: History,
+    /// Why no segment could be allocated ahead.
+    shortage: Shortage,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     read_only: Option<String>,
     /// Of a read-only one: says nothing, ever, but those who watch wait.
@@ -216,7 +221,7 @@ impl LogCatalog {
     /// it where blocking is allowed.
     pub fn open(options: LogCatalogOptions) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
         let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
-        let opened = Index::open(&options.state_dir, options.store, options.epoch)?;
+        let opened = Index::open(&options.state_dir, options.store, options.epoch, options.index_memory)?;
         let (mut index, mut discarded) = (opened.index, opened.discarded);
         let (found, replayed) = loop {
             let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
@@ -276,6 +281,7 @@ impl LogCatalog {
             latest,
             history: History::new(identity, options.logs.clone()),
             _silent: Some(silent),
+            shortage: Shortage::default(),
             thread: Mutex::default(),
             read_only: Some(why),
         };
@@ -313,7 +319,8 @@ impl LogCatalog {
         let revision = Arc::new(AtomicU64::new(sequence));
         let (latest, shown) = watch::channel(sequence);
         let history = History::new(*writer.identity(), options.logs);
-        let committer = Committer {
+        let shortage = Shortage::default();
+        let mut committer = Committer {
             index: Arc::clone(&index),
             writer,
             incarnation,
@@ -325,8 +332,10 @@ impl LogCatalog {
             latest,
             reserved: before.reserved,
             kept: sequence,
-            short: false,
+            shortage: Arc::clone(&shortage),
         };
+        // Before anything is served: whatever a mended segment left free is taken for the next one.
+        committer.prepare();
         let (commands, queue) = bounded(QUEUE);
         let panicked = Arc::clone(&frozen);
         let thread = std::thread::Builder::new().name("catalog".to_owned()).spawn(move || {
@@ -346,6 +355,7 @@ impl LogCatalog {
             history,
             thread,
             read_only: None,
+            shortage,
             _silent: None,
         };
         Ok((Arc::new(catalog), recovered))
@@ -476,5 +486,11 @@ impl Catalog for LogCatalog {
 
     fn frozen(&self) -> Option<String> {
         self.frozen.get().cloned()
+    }
+
+    fn degraded(&self) -> Vec<String> {
+        let shortage = self.shortage.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let shortage = shortage.map(|why| format!("the log cannot go on for long: {why}"));
+        self.index.degraded().into_iter().chain(shortage).collect()
     }
 }

@@ -226,3 +226,55 @@ fn segments_of_another_store_or_a_newer_epoch_are_refused_by_name() {
     let older = LogIdentity { epoch: 0, ..IDENTITY };
     assert!(matches!(survey(&disks.directories(), older, 0, |_| Ok(())), Err(StartError::Foreign { .. })));
 }
+
+/// After `kill -9` on a disk that is full: a start needs no more room than was allocated ahead, wherever the run before
+/// it stopped, and wherever it is cut off itself.
+#[test]
+fn i8_a_start_on_a_full_disk_needs_no_room() {
+    for logs in [1, 2] {
+        let clean = SimDisks::new(logs, Fault::Never);
+        let (_, mut writer) = recover(&clean, 0).unwrap();
+        let begun = clean.operations();
+        append(&mut writer, 90, 0);
+        let operations = clean.operations();
+        for at in (begun + 1..=operations).step_by(3) {
+            let disks = SimDisks::new(logs, Fault::FreezeAt(at));
+            let (_, mut writer) = recover(&disks, 0).unwrap();
+            let (acknowledged, unknown) = append(&mut writer, 90, 0);
+            for cut in 1.. {
+                let full = disks.crash(Survives::All, Fault::FreezeAt(cut));
+                full.fill();
+                let case = format!("{logs} logs, stopped at {at}, cut at {cut}");
+                let finished = recover(&full, 0).is_ok();
+                let after = full.crash(Survives::All, Fault::Never);
+                after.fill();
+                let (values, mut writer) = recover(&after, 0).unwrap_or_else(|e| panic!("{case}: {e}"));
+                check(&values, &acknowledged, &unknown, &case);
+                let (more, _) = append(&mut writer, 2, 10_000);
+                let again = after.crash(Survives::Nothing, Fault::Never);
+                let (all, _) = recover(&again, 0).unwrap_or_else(|e| panic!("{case}, again: {e}"));
+                assert_eq!(all, [values, more].concat(), "{case}");
+                for disk in after.directories() {
+                    assert!(!disk.list().unwrap().contains(&super::log::MENDED.to_owned()), "{case}");
+                }
+                if finished || cut > 40 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_spare_the_end_of_a_segment_is_kept_for_deletes() {
+    let disks = SimDisks::new(1, Fault::Never);
+    let (_, mut writer) = recover(&disks, 0).unwrap();
+    disks.fill();
+    assert!(writer.prepare().is_err());
+    while writer.kept_back(0).is_none() {
+        writer.append(&[record(writer.next_sequence(), 1)]).unwrap();
+    }
+    let why = writer.kept_back(0).unwrap().to_string();
+    assert!(why.contains("disk0") && why.contains("6144"), "{why}");
+    writer.append(&[record(writer.next_sequence(), 2)]).unwrap();
+}

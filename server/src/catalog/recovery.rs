@@ -5,7 +5,7 @@
 //! the whole log has been read and found good.
 
 use super::log::{LogIdentity, LogWriter, MENDED, Place, SPARE, begin_segment};
-use crate::store::LogDirectory;
+use crate::store::{LogDirectory, LogFile};
 use railfs_proto::logfile::{Found, Rest, SEGMENT_HEADER, SegmentHeader, scan};
 use railfs_proto::v1::{Record, record::Body};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,6 +73,21 @@ pub enum StartError {
     /// Written by a newer version.
     #[error("record {0} is of a kind that this version does not know: start a newer railfsd")]
     UnknownRecord(u64),
+    /// A segment must be written, and there is neither room for it nor one that can be written in place.
+    #[error(
+        "log segment {path} cannot be written: that needs {bytes} bytes of free space in {directory}, which it does not \
+         have: {source}; free as much there and start again"
+    )]
+    NoRoom {
+        /// The segment.
+        path: String,
+        /// Where.
+        directory: String,
+        /// How much is needed.
+        bytes: u64,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The system said no.
     #[error("cannot {doing} {path}: {source}")]
     Io {
@@ -185,8 +200,9 @@ impl Survey {
         let mut mended = Vec::new();
         for (first, until, deficient) in std::mem::take(&mut self.mends) {
             let merged = merge(&self.logs, &identity, first, until, &self.names)?;
-            for log in deficient.into_iter().filter_map(|at| self.logs.get(at)) {
-                rewrite(log, &identity, first, &merged)?;
+            for at in deficient {
+                rewrite(&self.logs, at, &identity, first, &merged)?;
+                let Some(log) = self.logs.get(at) else { continue };
                 mended.push(format!("{} in {}", identity.name(first), log.directory.describe()));
             }
         }
@@ -194,14 +210,14 @@ impl Survey {
             // What can be read may still be in memory alone: after a sync that failed the system neither writes it nor
             // says so again. A copy is written from scratch.
             let merged = merge(&self.logs, &identity, last, None, &self.names)?;
-            for log in &self.logs {
-                rewrite(log, &identity, last, &merged)?;
+            for at in 0..self.logs.len() {
+                rewrite(&self.logs, at, &identity, last, &merged)?;
             }
         }
         if self.firsts.is_empty() {
             let empty = Merged { records: BTreeMap::new(), sources: Vec::new(), end: 1, deficient: Vec::new() };
-            for log in &self.logs {
-                rewrite(log, &identity, 1, &empty)?;
+            for at in 0..self.logs.len() {
+                rewrite(&self.logs, at, &identity, 1, &empty)?;
             }
         }
         let last = self.firsts.last().copied().unwrap_or(1);
@@ -308,20 +324,97 @@ fn merge(
     Ok(Merged { records, sources, end, deficient })
 }
 
-/// Writes a segment anew, beside the old one, and puts it in its place.
-fn rewrite(log: &Log, identity: &LogIdentity, first: u64, merged: &Merged) -> Result<(), StartError> {
-    let path = path_of(log.directory.as_ref(), &identity.name(first));
+/// Writes a segment anew, beside the old one, and puts it in its place; where there is no room for a second one, writes
+/// over the old one. `at` is the log's place among all.
+fn rewrite(logs: &[Log], at: usize, identity: &LogIdentity, first: u64, merged: &Merged) -> Result<(), StartError> {
+    let Some(log) = logs.get(at) else { return Ok(()) };
+    let directory = log.directory.as_ref();
+    let (name, path) = (identity.name(first), path_of(directory, &identity.name(first)));
     let mut content = identity.header(first);
     for (found, source) in merged.records.range(..merged.end).map(|(_, found)| found) {
         let bytes = merged.sources.get(*source).and_then(|bytes| bytes.get(found.offset..found.end));
         content.extend_from_slice(bytes.unwrap_or_default());
     }
     let size = u64::try_from(content.len()).unwrap_or(u64::MAX).max(identity.segment_size);
-    let made = log
-        .directory
-        .create(MENDED, size)
-        .and_then(|file| begin_segment(log.directory.as_ref(), file, MENDED, &identity.name(first), &content));
-    made.map(drop).map_err(failed("mend", path))
+    // Room that was allocated ahead first: what a start needs must not depend on what is free.
+    for temporary in [SPARE, MENDED] {
+        let there = take_allocated(directory, temporary, size, content.len());
+        if let Some(file) = there.map_err(failed("mend", path.clone()))? {
+            let made = begin_segment(directory, file, temporary, &name, &content);
+            return made.map(drop).map_err(failed("mend", path));
+        }
+    }
+    let made = match directory.create(MENDED, size) {
+        Ok(file) => begin_segment(directory, file, MENDED, &name, &content).map(drop),
+        Err(error) if is_full(&error) => {
+            // What little of it there is helps nobody.
+            forget(directory, MENDED);
+            let old = merged.sources.get(at).map(Vec::as_slice).unwrap_or_default();
+            let in_place = log.segments.contains(&first)
+                && u64::try_from(old.len()).is_ok_and(|length| length >= size)
+                && directory.allocated(&name).map_err(failed("look at", path.clone()))? >= size;
+            if !in_place {
+                let directory = directory.describe();
+                return Err(StartError::NoRoom { path, directory, bytes: size, source: error });
+            }
+            tracing::warn!(%path, bytes = size, "no room for a copy of this segment: it is mended in place");
+            overwrite(directory, &name, old, &content)
+        }
+        Err(error) => Err(error),
+    };
+    made.map_err(failed("mend", path))
+}
+
+/// Over the old bytes. Whenever this is cut off, each sector has its old bytes or its new ones; the new ones are the old
+/// ones wherever the log was good, so nothing that counts is ever away, and what is cleared counted nowhere.
+fn overwrite(directory: &dyn LogDirectory, name: &str, old: &[u8], content: &[u8]) -> io::Result<()> {
+    let file = directory.open(name)?;
+    file.write_at(0, content)?;
+    clear(file.as_ref(), old, content.len())?;
+    file.sync()
+}
+
+/// A file that an earlier run allocated, if it has room for `size` bytes: with nothing but zeros behind `keep`.
+fn take_allocated(
+    directory: &dyn LogDirectory,
+    name: &str,
+    size: u64,
+    keep: usize,
+) -> io::Result<Option<Box<dyn LogFile>>> {
+    if directory.allocated(name)? != size {
+        return Ok(None);
+    }
+    let old = directory.read(name, size)?;
+    let file = directory.open(name)?;
+    clear(file.as_ref(), &old, keep)?;
+    Ok(Some(file))
+}
+
+/// Writes zeros over everything behind `keep` that is not zero.
+fn clear(file: &dyn LogFile, old: &[u8], keep: usize) -> io::Result<()> {
+    const STEP: usize = 1 << 20;
+    let mut at = keep;
+    for part in old.get(keep..).unwrap_or_default().chunks(STEP) {
+        if part.iter().any(|byte| *byte != 0) {
+            file.write_at(u64::try_from(at).unwrap_or(u64::MAX), &vec![0; part.len()])?;
+        }
+        at = at.saturating_add(part.len());
+    }
+    Ok(())
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Removes a file that nobody needs; one that stays costs room and nothing else.
+fn forget(directory: &dyn LogDirectory, name: &str) {
+    match directory.remove(name) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path_of(directory, name), %error, "cannot remove a file that is not needed");
+        }
+        _ => {}
+    }
 }
 
 /// Opens the last segment of every log, which are equal now.
@@ -353,9 +446,19 @@ fn open_end(
             });
         }
         offset = Some(scan.end);
-        let _ = log.directory.remove(SPARE);
         let file = log.directory.open(&name).map_err(failed("open", path))?;
-        places.push(Place::new(Arc::clone(&log.directory), file));
+        // A spare that is there stays there: its room could be somebody else's in a moment.
+        let spare = take_allocated(log.directory.as_ref(), SPARE, identity.segment_size, 0);
+        let spare = spare.unwrap_or_else(|error| {
+            tracing::warn!(path = %path_of(log.directory.as_ref(), SPARE), %error, "the spare segment cannot be used");
+            None
+        });
+        for (unused, name) in [(spare.is_none(), SPARE), (true, MENDED)] {
+            if unused {
+                forget(log.directory.as_ref(), name);
+            }
+        }
+        places.push(Place::new(Arc::clone(&log.directory), file, spare));
     }
     let offset = offset.unwrap_or(SEGMENT_HEADER);
     Ok((places, u64::try_from(offset).unwrap_or(u64::MAX)))

@@ -82,6 +82,7 @@ pub(crate) fn options(disks: &SimDisks, state: &Path, markers: &Arc<Markers>) ->
         segment_size: SEGMENT,
         requests: 1000,
         read_only: None,
+        index_memory: super::index::LIMIT,
         clock: clock(),
     }
 }

@@ -58,6 +58,12 @@ impl Source<'_> {
     fn line(&self, at: usize) -> usize {
         self.text.as_bytes().iter().take(at).filter(|&&byte| byte == b'\n').count() + 1
     }
+    /// The key that an error of the syntax is about; empty where it is about something else.
+    fn named(&self, span: Option<Range<usize>>) -> &str {
+        let text = span.and_then(|span| self.text.get(span)).unwrap_or_default().trim();
+        let key = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.\"".contains(&byte);
+        if text.bytes().all(key) { text } else { "" }
+    }
     fn error(&self, span: Option<Range<usize>>, key: &str, problem: impl Into<String>) -> ConfigError {
         ConfigError {
             file: self.file.to_owned(),
@@ -200,7 +206,7 @@ fn is_loopback(address: &SocketAddr) -> bool {
 /// The first rule that is broken, with its place.
 pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), ConfigError> {
     let source = Source { text, file };
-    let document = DeTable::parse(text).map_err(|error| source.error(error.span(), "", error.message()))?;
+    let document = DeTable::parse(text).map_err(|error| source.error(error.span(), source.named(error.span()), error.message()))?;
     let top = Section::new(&source, "", Some(document.get_ref()))?;
 
     let node = match top.string("node", "a name of letters, digits, '.', '_' and '-'")? {
@@ -229,7 +235,14 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
     let insecure = table(&top, "security")?.boolean("insecure")?.unwrap_or(false);
     let control = control(&table(&top, "control")?, insecure)?;
     let rails = rails(&source, &top, &control, insecure)?;
-    let put = put(&table(&top, "put")?)?;
+    let put_section = table(&top, "put")?;
+    let put = put(&put_section)?;
+    if let (Some(width), Some(value)) = (put.width, put_section.get("width"))
+        && usize::try_from(width).is_ok_and(|width| width > stripe_dirs.len())
+    {
+        let problem = format!("{width} is more than there are stripe_dirs ({}): leave it out for all", stripe_dirs.len());
+        return Err(put_section.error(value, "width", problem));
+    }
 
     let memory = table(&top, "memory")?;
     let max_registered = match memory.size("max_registered")? {

@@ -228,3 +228,34 @@ fn the_page_of_metrics_lists_every_counter_of_a_server_and_no_other() {
     known.sort_unstable();
     assert_eq!(named, known);
 }
+
+#[test]
+fn paths_are_judged_by_where_they_lead() {
+    let root = tempfile::tempdir().unwrap();
+    let (a, b, link) = (root.path().join("a"), root.path().join("b"), root.path().join("link"));
+    std::fs::create_dir_all(a.join("sub")).unwrap();
+    std::fs::create_dir(&b).unwrap();
+    std::os::unix::fs::symlink(&a, &link).unwrap();
+    let file = root.path().join("railfsd.toml");
+    let refused = |text: String| {
+        std::fs::write(&file, text).unwrap();
+        Config::load(&file).map_err(|error| error.to_string())
+    };
+    for state in [link.clone(), link.join("state/deeper"), a.join("sub")] {
+        let said = refused(format!("state_dir = {state:?}\nstripe_dirs = [{a:?}, {b:?}]\n")).unwrap_err();
+        assert!(said.contains("state_dir") && said.contains("inside this stripe directory"), "{said}");
+    }
+    let said = refused(format!("state_dir = {b:?}\nstripe_dirs = [{a:?}, {:?}]\n", link.join("sub"))).unwrap_err();
+    assert!(said.contains(":2: stripe_dirs: leads to") && said.contains("keep them apart"), "{said}");
+    refused(format!("state_dir = {:?}\nstripe_dirs = [{a:?}]\n", b.join("state"))).unwrap();
+}
+
+#[test]
+fn what_is_written_twice_and_what_is_too_wide_is_named() {
+    let said = |text: &str| parse(text, "f", "h").unwrap_err().to_string();
+    let twice = said("stripe_dirs = [\"/a\"]\nnode = \"x\"\nnode = \"y\"\n");
+    assert!(twice.starts_with("f:3: node: ") && twice.contains("duplicate key"), "{twice}");
+    let wide = said("stripe_dirs = [\"/a\", \"/b\"]\n[put]\nwidth = 9\n");
+    assert!(wide.starts_with("f:3: put.width: 9 ") && wide.contains("stripe_dirs (2)"), "{wide}");
+    assert_eq!(parse("stripe_dirs = \"/one\"", "f", "h").unwrap().0.stripe_dirs, [std::path::Path::new("/one")]);
+}

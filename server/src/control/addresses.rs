@@ -44,6 +44,12 @@ fn machine() -> Vec<IpAddr> {
     ips
 }
 
+/// Whether an interface of this machine has the address now: whether it can be bound without leave.
+pub(crate) fn is_here(ip: IpAddr) -> bool {
+    let bound = std::net::UdpSocket::bind((ip, 0));
+    !bound.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
+}
+
 /// Pure: a bound address as seen by a client that reached the server by `reached`.
 fn seen(bound: SocketAddr, reached: Option<SocketAddr>, machine: &[IpAddr]) -> Vec<SocketAddr> {
     if !bound.ip().is_unspecified() {
@@ -80,6 +86,15 @@ impl Announced {
             })
         };
         (0u32..).zip(&self.rails).filter_map(listener).collect()
+    }
+
+    /// The rails that nobody can reach because no interface has their address now, one line each.
+    pub fn absent(&self) -> Vec<String> {
+        let absent = self.rails.iter().filter(|(_, bound)| !is_here(bound.ip()));
+        let line = |(rail, bound): &(RailConfig, SocketAddr)| {
+            format!("rail {} ({bound}): no interface of this machine has that address; it is used once one has", rail.fabric)
+        };
+        absent.map(line).collect()
     }
 
     /// Where the control plane can be reached.

@@ -39,8 +39,9 @@ pub struct BeginPut {
 /// What a failed call to the catalog is to a client that was putting or deleting.
 pub fn catalog_refusal(error: &CatalogError) -> Refusal {
     let code = match error {
-        CatalogError::Refused(CatalogRefusal::NoSpace(_)) => Code::NoSpace,
-        CatalogError::Refused(CatalogRefusal::ReadOnly(_)) => Code::ReadOnly,
+        CatalogError::Refused(CatalogRefusal::NoSpace(_) | CatalogRefusal::IndexFull(_)) => Code::NoSpace,
+        // For good, as far as a client that waits is concerned: only a restart ends it.
+        CatalogError::Refused(CatalogRefusal::ReadOnly(_) | CatalogRefusal::Frozen(_)) => Code::ReadOnly,
         CatalogError::Refused(CatalogRefusal::TooLong(_) | CatalogRefusal::RequestReused(_)) => Code::Invalid,
         CatalogError::Refused(_) | CatalogError::Unknown(_) => Code::Unavailable,
     };
@@ -85,7 +86,7 @@ impl Puts {
         }
         if let Some(why) = node.publisher.frozen() {
             return Err(Refusal::new(
-                Code::Unavailable,
+                Code::ReadOnly,
                 format!("publishing is frozen until railfsd is restarted: {why}"),
             ));
         }
@@ -117,15 +118,10 @@ impl Puts {
                 let replica = |directory| vec![Replica { node: node_name.clone(), directory }];
                 let components = places.into_iter().map(replica).collect();
                 let descriptor = Descriptor { version, attributes, striping, components };
-                let made = match Components::create(&node.store, &name, &descriptor) {
-                    // What was lost and found goes before a put is refused.
-                    Err(WriteError::NoSpace { directory, .. }) if empty_lost(&node, directory) => {
-                        Components::create(&node.store, &name, &descriptor)
-                    }
-                    other => other,
-                };
-                match made {
+                match Components::create(&node.store, &name, &descriptor) {
                     Ok(made) => return Ok((descriptor, made)),
+                    // What was lost and found goes before a put is refused: at most once in each directory.
+                    Err(WriteError::NoSpace { directory, .. }) if empty_lost(&node, directory) => {}
                     Err(error) => {
                         let _ = puts.blame(&error);
                         if error.suspect().is_none() {

@@ -155,7 +155,8 @@ fn failed(
     doing: &'static str,
     source: io::Error,
 ) -> WriteError {
-    let path = path.to_owned();
+    // The stripe directory: DIR/components/VERSION.COMPONENT.
+    let path = path.parent().and_then(std::path::Path::parent).unwrap_or(path).to_owned();
     match Errno::from_io_error(&source) {
         Some(Errno::NOSPC | Errno::DQUOT) => WriteError::NoSpace { directory, path, component, bytes },
         _ => WriteError::Io { doing, directory, path, component, source },

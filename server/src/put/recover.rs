@@ -59,7 +59,7 @@ pub enum RecoverError {
 pub struct Lost {
     /// Its name in lost/.
     pub name: PathBuf,
-    /// Since it was last written.
+    /// Since it was moved there.
     pub age: Duration,
     /// Bytes.
     pub bytes: u64,
@@ -107,6 +107,12 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
                 found.foreign += 1;
                 continue;
             };
+            // Whoever made a directory with such a name knows why; it cannot be a component, whatever records say.
+            if entry.file_type().is_ok_and(|kind| !kind.is_file()) {
+                tracing::error!(path = %entry.path().display(), "this has a component's name and is no file: left alone; remove it");
+                found.foreign += 1;
+                continue;
+            }
             // Components of a wide object are asked for one after another; of others the memory stays small.
             if standings.len() > 65_536 {
                 standings.clear();
@@ -133,6 +139,7 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
             let path = entry.path();
             if is_whole(&path, name) {
                 let to = directory.lost().join(entry.file_name());
+                begin_lost_life(&path);
                 std::fs::rename(&path, &to).map_err(failed("move to lost", &path))?;
                 found.lost += 1;
                 tracing::warn!(path = %to.display(), "a valid component that no record names was moved to lost/");
@@ -162,6 +169,32 @@ fn is_whole(path: &Path, name: FileName) -> bool {
         (header.file_name() == name && header.geometry().ok()?.file_size() == size).then_some(())
     };
     header().is_some()
+}
+
+/// What is in lost/.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LostCount {
+    /// Components.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What is in the directory's lost/ now.
+pub fn lost(directory: &StripeDirectory) -> LostCount {
+    let add = |sum: LostCount, file: &Lost| LostCount {
+        files: sum.files.saturating_add(1),
+        bytes: sum.bytes.saturating_add(file.bytes),
+    };
+    lost_files(directory).iter().fold(LostCount::default(), add)
+}
+
+/// Its time in lost/ begins now, however old its bytes are.
+fn begin_lost_life(path: &Path) {
+    let touched = File::options().write(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
+    if let Err(error) = touched {
+        tracing::warn!(path = %path.display(), %error, "the time in lost/ counts from when it was written");
+    }
 }
 
 fn lost_files(directory: &StripeDirectory) -> Vec<Lost> {
@@ -205,6 +238,18 @@ mod tests {
 
     fn lost(name: &str, days: u64, bytes: u64) -> Lost {
         Lost { name: name.into(), age: Duration::from_secs(days * 24 * 3600), bytes }
+    }
+
+    #[test]
+    fn time_in_lost_begins_when_it_is_moved_there() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("7.0");
+        std::fs::write(&path, b"x").unwrap();
+        let old = SystemTime::now() - 2 * LOST_LIFE;
+        File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+        begin_lost_life(&path);
+        let age = SystemTime::now().duration_since(path.metadata().unwrap().modified().unwrap());
+        assert!(age.unwrap_or_default() < LOST_LIFE);
     }
 
     #[test]

@@ -4,9 +4,9 @@
 use super::{StoreError, failed};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs::OpenOptions;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// Who has the directory open.
@@ -53,9 +53,21 @@ impl DirectoryLock {
     /// Names this process as the holder. Only in directories that carry a marker.
     pub(super) fn name_holder(&self, path: &Path) -> Result<(), StoreError> {
         let file_path = path.join(HOLDER);
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&file_path);
-        let written = file.and_then(|mut file| writeln!(file, "{}", std::process::id()));
-        written.map_err(failed("write", &file_path))
+        let text = format!("{}\n", std::process::id());
+        // Written over what is there: on a full disk that works where making it anew does not.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&file_path);
+        let written = file.and_then(|file| {
+            file.write_all_at(text.as_bytes(), 0)?;
+            file.set_len(u64::try_from(text.len()).unwrap_or(u64::MAX))
+        });
+        match written.map_err(failed("write", &file_path)) {
+            // It is for messages alone; the lock holds without it.
+            Err(error) if error.is_full() => {
+                tracing::warn!(%error, "who has the directory open is not written down: there is no room");
+                Ok(())
+            }
+            other => other,
+        }
     }
 }
 

@@ -7,8 +7,11 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
+
+/// Bytes of a segment of the log, unless told otherwise.
+pub const SEGMENT_SIZE: u64 = 16 << 20;
 
 /// A directory that holds segments of the log.
 pub trait LogDirectory: Send + Sync + std::fmt::Debug {
@@ -27,6 +30,9 @@ pub trait LogDirectory: Send + Sync + std::fmt::Debug {
     /// A new file (or an old one made empty) of `size` zeros whose space is allocated: later writes inside it do not
     /// fail for lack of space. `StorageFull` when there is none.
     fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn LogFile>>;
+    /// Bytes of the file, from its beginning, that have their space: writing there does not fail for lack of it. 0
+    /// where there is no such file.
+    fn allocated(&self, name: &str) -> io::Result<u64>;
     /// An existing file, to be written.
     fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>>;
     /// Gives a file another name; replaces what had it.
@@ -99,6 +105,16 @@ impl LogDirectory for DiskLogDirectory {
         }
         file.sync_all()?;
         Ok(Box::new(DiskLogFile { file }))
+    }
+
+    fn allocated(&self, name: &str) -> io::Result<u64> {
+        match std::fs::metadata(self.path.join(name)) {
+            // A file with holes has fewer blocks than bytes: then nothing is known of any one place in it.
+            Ok(metadata) if metadata.blocks().saturating_mul(512) >= metadata.len() => Ok(metadata.len()),
+            Ok(_) => Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>> {

@@ -4,13 +4,18 @@ use super::{StoreError, failed, sync_directory};
 use railfs_proto::descriptor::Id;
 use railfs_proto::logfile::{MAX_MARKER, decode_marker, encode_marker};
 use railfs_proto::v1;
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// The marker's name in its directory.
 pub(super) const MARKER: &str = ".railfs";
 const TEMPORARY: &str = ".railfs.tmp";
+/// What file systems hand out.
+const BLOCK: usize = 4096;
 
 /// A marker whose ids have been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,17 +76,37 @@ impl Marker {
         Ok(Some(marker))
     }
 
-    /// Replaces the marker: temporary file, sync, rename, sync of the directory.
+    /// Replaces the marker: temporary file, sync, exchange of names, sync of the directory. What was the marker becomes
+    /// the temporary file of the next time, so its room is never given up and a full disk does not stop it.
     pub(super) fn write(&self, path: &Path) -> Result<(), StoreError> {
         let bytes = encode_marker(&self.to_message())
             .map_err(|error| StoreError::BadMarker { path: path.to_owned(), why: error.to_string() })?;
         let (temporary, target) = (path.join(TEMPORARY), path.join(MARKER));
-        let options = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
-        let mut file = options.map_err(failed("create", &temporary))?;
-        file.write_all(&bytes).map_err(failed("write", &temporary))?;
+        // Not truncated: that would give back the room that it has.
+        let options = OpenOptions::new().write(true).create(true).truncate(false).open(&temporary);
+        let file = options.map_err(failed("create", &temporary))?;
+        file.write_all_at(&bytes, 0).map_err(failed("write", &temporary))?;
+        let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        file.set_len(length).map_err(failed("write", &temporary))?;
         file.sync_all().map_err(failed("sync", &temporary))?;
-        std::fs::rename(&temporary, &target).map_err(failed("put the marker in place at", &target))?;
+        match rustix::fs::renameat_with(CWD, &temporary, CWD, &target, RenameFlags::EXCHANGE) {
+            Ok(()) => {}
+            // The first marker; or a file system that knows no exchange.
+            Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                std::fs::rename(&temporary, &target).map_err(failed("put the marker in place at", &target))?;
+                hold_room(&temporary, bytes.len());
+            }
+            Err(errno) => return Err(failed("put the marker in place at", &target)(errno.into())),
+        }
         sync_directory(path).map_err(failed("sync", path))
+    }
+}
+
+/// Takes room for the next marker, where there is some: without it the next one needs it then.
+fn hold_room(temporary: &Path, length: usize) {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(temporary);
+    if let Err(error) = file.and_then(|file| file.write_all_at(&vec![0; length.next_multiple_of(BLOCK)], 0)) {
+        tracing::warn!(path = %temporary.display(), %error, "no room is held for the next marker");
     }
 }
 

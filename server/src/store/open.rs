@@ -196,12 +196,19 @@ fn gather(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreError> {
     })
 }
 
-/// Opens the directories of a store. Makes the folders inside them that are not there yet. Each of the store must be
-/// listed; those that are not there, or carry no usable marker, are missing (see [`Store::missing`]) while others are there.
+/// Stripe directories that this process alone has now; nothing in them was read or changed yet.
+#[derive(Debug)]
+pub struct LockedDirectories {
+    paths: Vec<PathBuf>,
+    locked: Vec<(PathBuf, DirectoryLock)>,
+    absent: Vec<(PathBuf, StoreError)>,
+}
+
+/// Locks the directories of a store that are there: the first thing that a server does. Changes nothing on disk.
 ///
 /// # Errors
-/// See the module's head.
-pub fn open(paths: &[PathBuf]) -> Result<Store, StoreError> {
+/// One is listed twice, or is another process's, which is named.
+pub fn lock(paths: &[PathBuf]) -> Result<LockedDirectories, StoreError> {
     if paths.is_empty() {
         return Err(StoreError::Empty);
     }
@@ -228,6 +235,24 @@ pub fn open(paths: &[PathBuf]) -> Result<Store, StoreError> {
             Err(error) => return Err(error),
         }
     }
+    Ok(LockedDirectories { paths: paths.to_vec(), locked, absent })
+}
+
+/// [`lock`], then [`open_locked`].
+///
+/// # Errors
+/// See there.
+pub fn open(paths: &[PathBuf]) -> Result<Store, StoreError> {
+    open_locked(lock(paths)?)
+}
+
+/// Opens the directories of a store. Makes the folders inside them that are not there yet. Each of the store must be
+/// listed; those that are not there, or carry no usable marker, are missing (see [`Store::missing`]) while others are there.
+///
+/// # Errors
+/// See the module's head.
+pub fn open_locked(locked: LockedDirectories) -> Result<Store, StoreError> {
+    let LockedDirectories { paths, locked, mut absent } = locked;
     let (mut marked, mut locks) = (Vec::new(), Vec::new());
     for (path, lock) in locked {
         match Marker::read(&path) {

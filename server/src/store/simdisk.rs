@@ -34,6 +34,8 @@ pub(crate) enum Survives {
 struct Machine {
     operations: u64,
     fault: Fault,
+    /// Nothing can be allocated, beside what the fault does.
+    full: bool,
     frozen: bool,
     random: u64,
 }
@@ -149,7 +151,7 @@ impl Disk {
 
 impl SimDisks {
     pub(crate) fn new(count: usize, fault: Fault) -> SimDisks {
-        let machine = Machine { operations: 0, fault, frozen: false, random: 7 };
+        let machine = Machine { operations: 0, fault, full: false, frozen: false, random: 7 };
         let disk = |at| Disk {
             label: format!("disk{at}"),
             files: HashMap::new(),
@@ -181,6 +183,11 @@ impl SimDisks {
 
     pub(crate) fn set_fault(&self, fault: Fault) {
         lock(&self.machine).fault = fault;
+    }
+
+    /// From now on nothing can be allocated.
+    pub(crate) fn fill(&self) {
+        lock(&self.machine).full = true;
     }
 
     /// The disks as they are found after everything stopped at this moment.
@@ -273,7 +280,14 @@ impl LogDirectory for SimDirectory {
 
     fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn LogFile>> {
         let mut machine = lock(&self.machine);
-        if matches!(machine.fault, Fault::FullFrom(at) if machine.operations + 1 >= at) {
+        let full = matches!(machine.fault, Fault::FullFrom(at) if machine.operations + 1 >= at);
+        if full || machine.full {
+            // A real disk makes the file before it finds that it has no room for its bytes.
+            let mut disk = lock(&self.disk);
+            let number = disk.next_file;
+            disk.next_file += 1;
+            disk.files.insert(number, File { durable: Vec::new(), now: Vec::new(), unsynced: Vec::new() });
+            disk.apply(NameChange::Set(name.to_owned(), number));
             return Err(io::ErrorKind::StorageFull.into());
         }
         machine.step().map_err(|_| broken())?;
@@ -284,6 +298,14 @@ impl LogDirectory for SimDirectory {
         disk.files.insert(number, File { durable: zeros.clone(), now: zeros, unsynced: Vec::new() });
         disk.apply(NameChange::Set(name.to_owned(), number));
         Ok(Box::new(SimFile { machine: Arc::clone(&self.machine), disk: Arc::clone(&self.disk), file: number }))
+    }
+
+    fn allocated(&self, name: &str) -> io::Result<u64> {
+        match self.read(name, u64::MAX) {
+            Ok(bytes) => Ok(u64::try_from(bytes.len()).unwrap()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>> {

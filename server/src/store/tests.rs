@@ -270,3 +270,39 @@ fn a_segment_on_a_real_disk_is_allocated_written_and_renamed() {
     directory.remove("b").unwrap();
     assert!(directory.read("b", 1).is_err());
 }
+
+#[test]
+fn init_refuses_a_directory_inside_a_stripe_directory_however_it_is_reached() {
+    let (root, paths) = directories(1);
+    init(&paths).unwrap();
+    let inner = paths[0].join("sub");
+    fs::create_dir(&inner).unwrap();
+    let link = root.path().join("link");
+    std::os::unix::fs::symlink(&inner, &link).unwrap();
+    for path in [inner, link] {
+        let refused = refusal(init(std::slice::from_ref(&path)));
+        assert!(refused.contains("inside stripe directory") && refused.contains("d0"), "{refused}");
+        assert!(!path.join(MARKER).exists());
+    }
+}
+
+#[test]
+fn a_marker_is_replaced_in_room_that_is_kept_for_it() {
+    use std::os::unix::fs::MetadataExt;
+    let (_root, paths) = directories(1);
+    init(&paths).unwrap();
+    let store = open(&paths).unwrap();
+    let room = || {
+        let of = |name: &str| fs::metadata(paths[0].join(name)).unwrap().ino();
+        let mut both = [of(MARKER), of(".railfs.tmp")];
+        both.sort_unstable();
+        both
+    };
+    store.update_markers(5).unwrap();
+    let before = room();
+    for highest in 6..9 {
+        store.update_markers(highest).unwrap();
+        assert_eq!(room(), before, "the same two files, in turns");
+        assert_eq!(Marker::read(&paths[0]).unwrap().unwrap().highest_sequence, highest);
+    }
+}

@@ -160,6 +160,32 @@ pub fn sessions(server: &TestServer) -> (usize, usize) {
     (sessions.len(), sessions.connections())
 }
 
+/// A small file system of its own, where that is allowed.
+pub struct SmallDisk(pub std::path::PathBuf);
+impl SmallDisk {
+    pub fn mount(at: &std::path::Path, bytes: u64) -> Result<SmallDisk, String> {
+        let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("railfs-test", at, "tmpfs", flags, options.as_c_str())
+            .map_err(|error| error.to_string())?;
+        Ok(SmallDisk(at.to_owned()))
+    }
+}
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+pub fn skipped(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+    if let Some(log) = std::env::var_os("RAILFS_SKIP_LOG") {
+        use std::io::Write;
+        let mut file = std::fs::File::options().append(true).create(true).open(log).unwrap();
+        writeln!(file, "SKIPPED {test}: {why}").unwrap();
+    }
+}
+
 /// Bytes that differ everywhere.
 pub fn pattern(size: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

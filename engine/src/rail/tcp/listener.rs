@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 const STOP: Duration = Duration::from_secs(1);
 /// After an error of accepting (no descriptors left): wait, others may be freed.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 /// Numbers every connection of the process.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
@@ -81,6 +83,20 @@ impl std::fmt::Debug for TcpListener {
     }
 }
 
+/// As the standard library binds, and also to an address that no interface has now: it is listened on as soon as one
+/// has it, so a link that is late or comes and goes costs its rail and nothing else.
+fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    match address {
+        SocketAddr::V4(_) => rustix::net::sockopt::set_ip_freebind(&socket, true)?,
+        SocketAddr::V6(_) => rustix::net::sockopt::set_ipv6_freebind(&socket, true)?,
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
 impl TcpListener {
     /// Binds and starts. The error names the address.
     pub fn start(config: ListenerConfig, clock: Clock, admit: Arc<dyn Admit>) -> Result<TcpListener> {
@@ -93,7 +109,7 @@ impl TcpListener {
         let mut addresses = Vec::new();
         for address in &config.listen {
             let what = format!("rail listener {name} on {address}");
-            let socket = std::net::TcpListener::bind(address).map_err(failed(what.clone()))?;
+            let socket = bind(*address).map_err(failed(what.clone()))?;
             socket.set_nonblocking(true).map_err(failed(what.clone()))?;
             addresses.push(socket.local_addr().map_err(failed(what))?);
             sockets.push(socket);
