@@ -161,7 +161,8 @@ impl Config {
         let state = real_path(&self.state_dir);
         if let Some((place, path)) = real.iter().find(|(_, path)| state.starts_with(path)) {
             let (given, path) = (self.state_dir.display(), path.display());
-            let problem = format!("state_dir {given} leads to {}, inside this stripe directory {path}: move it", state.display());
+            let problem =
+                format!("state_dir {given} leads to {}, inside this stripe directory {path}: move it", state.display());
             return Err(origin.directory(*place, problem));
         }
         Ok(())
@@ -171,10 +172,13 @@ impl Config {
 /// Where a path leads; of one that does not exist yet, where it will.
 fn real_path(path: &Path) -> PathBuf {
     let there = path.ancestors().find_map(|part| Some((part, std::fs::canonicalize(part).ok()?)));
-    there.map_or_else(|| path.to_owned(), |(part, real)| match path.strip_prefix(part) {
-        Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
-        _ => real,
-    })
+    there.map_or_else(
+        || path.to_owned(),
+        |(part, real)| match path.strip_prefix(part) {
+            Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+            _ => real,
+        },
+    )
 }
 
 /// The machine's name, for `node`.

@@ -60,9 +60,7 @@ pub enum StartError {
     #[error("cannot listen for a rail: {0}; stop what uses that port, or set another rail.listen")]
     Rail(railfs_engine::error::Error),
     /// See the message.
-    #[error(
-        "no interface of this machine has the address of any rail ({0}): bring one up, or set another rail.listen"
-    )]
+    #[error("no interface of this machine has the address of any rail ({0}): bring one up, or set another rail.listen")]
     NoRail(String),
     /// The stripe directories.
     #[error(transparent)]

@@ -4,9 +4,13 @@ mod common;
 
 use common::{SmallDisk, TestClient, TestServer, configured, pattern, skipped, until};
 use railfs_engine::error::Error;
+use railfs_proto::descriptor::{Descriptor, Replica};
+use railfs_proto::layout::Striping;
+use railfs_server::catalog::{Catalog, CatalogError, Condition, Delete, LogCatalog, LogCatalogOptions, Put, Refusal};
 use railfs_server::store;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 /// One stripe directory of so many bytes; `None`: it cannot be had here, which is said.
 fn small(test: &str, bytes: u64, more: &str) -> Option<(tempfile::TempDir, SmallDisk, railfs_server::config::Config)> {
@@ -135,7 +139,11 @@ fn i8_a_full_state_dir_stops_nothing_and_is_shown() {
         assert_eq!(client.read(&format!("k{}", objects - 1)), [1], "round {round}");
         fill(&disk.0);
         drop(client);
-        if round == 1 { server.crash() } else { server.stop() }
+        if round == 1 {
+            server.crash()
+        } else {
+            server.stop()
+        }
         server.serve().unwrap();
         let client = TestClient::connect(&server);
         let said = degraded(&client);
@@ -153,6 +161,59 @@ fn i8_a_full_state_dir_stops_nothing_and_is_shown() {
     drop(client);
     server.stop();
     drop((server, disk));
+}
+
+/// Memory for what finds no room is bounded: then puts are refused by name, before their records; deletes still go.
+#[test]
+fn i6_memory_for_an_index_without_room_is_bounded() {
+    let test = "i6_memory_for_an_index_without_room_is_bounded";
+    let root = tempfile::tempdir().unwrap();
+    let config = configured(root.path(), 1, 1, "");
+    std::fs::create_dir(&config.stripe_dirs[0]).unwrap();
+    std::fs::create_dir(&config.state_dir).unwrap();
+    let disk = match SmallDisk::mount(&config.state_dir, 64 << 10) {
+        Ok(disk) => disk,
+        Err(why) => return skipped(test, &format!("cannot mount a tmpfs: {why}")),
+    };
+    store::init(&config.stripe_dirs).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let name = |number: u64| common::name(&format!("{number:05}{}", "x".repeat(200)));
+    let mut number = 0;
+    let refused = (0..40).find_map(|_| {
+        let store = Arc::new(store::open(&config.stripe_dirs).unwrap());
+        let options = LogCatalogOptions::new(&store, config.state_dir.clone(), "n1");
+        let (catalog, _) = LogCatalog::open(LogCatalogOptions { index_memory: 8 << 20, ..options }).unwrap();
+        let first = *runtime.block_on(catalog.reserve_versions(1000)).unwrap().start();
+        for version in first..first + 600 {
+            number += 1;
+            let mut request = [0; 16];
+            request[..8].copy_from_slice(&version.to_le_bytes());
+            let descriptor = Descriptor {
+                version,
+                attributes: common::options().attributes,
+                striping: Striping::new(1, 4096, 65536, 1).unwrap(),
+                components: vec![vec![Replica { node: "n1".into(), directory: store.directories()[0].id() }]],
+            };
+            let put = Put { name: name(number), request, descriptor, condition: Condition::Always };
+            if let Err(error) = runtime.block_on(catalog.commit_put(put)) {
+                // What is there can still be removed.
+                let condition = Condition::Always;
+                let delete = Delete { name: name(1), request: [7; 16], version: first + 700, condition };
+                runtime.block_on(catalog.delete(delete)).unwrap();
+                assert!(runtime.block_on(catalog.lookup(&name(1))).unwrap().object.is_none());
+                assert_eq!(catalog.frozen(), None);
+                return Some(error);
+            }
+        }
+        None
+    });
+    let refused = refused.expect("puts are refused in the end");
+    let path = config.state_dir.display().to_string();
+    assert!(
+        matches!(&refused, CatalogError::Refused(Refusal::IndexFull(why)) if why.contains(&path)),
+        "after {number} puts: {refused}"
+    );
+    drop((disk, root));
 }
 
 #[test]

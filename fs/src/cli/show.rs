@@ -170,7 +170,10 @@ fn lines(document: &Document, out: &mut String) -> std::fmt::Result {
             if directory.holds_log { ", holds the log" } else { "" },
             match directory.lost_files {
                 0 => String::new(),
-                files => format!(", lost/ has {files} components of {} (removed when room is needed)", size(directory.lost_bytes)),
+                files => format!(
+                    ", lost/ has {files} components of {} (removed when room is needed)",
+                    size(directory.lost_bytes)
+                ),
             },
             directory.id
         )?;

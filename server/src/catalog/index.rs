@@ -83,7 +83,8 @@ impl Index {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(broken(error.to_string())),
             _ => {}
         }
-        let (database, overflow) = open_file(&path, memory).map_err(|(Trouble::Damaged(why) | Trouble::Unusable(why))| broken(why))?;
+        let (database, overflow) =
+            open_file(&path, memory).map_err(|(Trouble::Damaged(why) | Trouble::Unusable(why))| broken(why))?;
         let index = Index { database, path: path.clone(), overflow, memory };
         index.bind(store, epoch, true).map_err(|IndexError(why)| broken(why))?;
         Ok(Opened { index, discarded: Some(discarded) })

@@ -206,7 +206,8 @@ fn is_loopback(address: &SocketAddr) -> bool {
 /// The first rule that is broken, with its place.
 pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), ConfigError> {
     let source = Source { text, file };
-    let document = DeTable::parse(text).map_err(|error| source.error(error.span(), source.named(error.span()), error.message()))?;
+    let document = DeTable::parse(text)
+        .map_err(|error| source.error(error.span(), source.named(error.span()), error.message()))?;
     let top = Section::new(&source, "", Some(document.get_ref()))?;
 
     let node = match top.string("node", "a name of letters, digits, '.', '_' and '-'")? {
@@ -240,7 +241,8 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
     if let (Some(width), Some(value)) = (put.width, put_section.get("width"))
         && usize::try_from(width).is_ok_and(|width| width > stripe_dirs.len())
     {
-        let problem = format!("{width} is more than there are stripe_dirs ({}): leave it out for all", stripe_dirs.len());
+        let problem =
+            format!("{width} is more than there are stripe_dirs ({}): leave it out for all", stripe_dirs.len());
         return Err(put_section.error(value, "width", problem));
     }
 

@@ -92,7 +92,10 @@ impl Announced {
     pub fn absent(&self) -> Vec<String> {
         let absent = self.rails.iter().filter(|(_, bound)| !is_here(bound.ip()));
         let line = |(rail, bound): &(RailConfig, SocketAddr)| {
-            format!("rail {} ({bound}): no interface of this machine has that address; it is used once one has", rail.fabric)
+            format!(
+                "rail {} ({bound}): no interface of this machine has that address; it is used once one has",
+                rail.fabric
+            )
         };
         absent.map(line).collect()
     }

@@ -3,8 +3,8 @@
 //! Guarantees: doing it twice changes nothing; interrupted at any moment it can be repeated, because a marker lists
 //! another directory only once that one's own marker is durable.
 
-use super::logdir::SEGMENT_SIZE;
 use super::lock::{DirectoryLock, identity};
+use super::logdir::SEGMENT_SIZE;
 use super::marker::{MARKER, Marker, is_ours_or_harmless};
 use super::open::{Members, check_distinct, members};
 use super::{StoreError, failed};

@@ -163,7 +163,7 @@ pub fn sessions(server: &TestServer) -> (usize, usize) {
 /// A small file system of its own, where that is allowed.
 pub struct SmallDisk(pub std::path::PathBuf);
 impl SmallDisk {
-    pub fn mount(at: &std::path::Path, bytes: u64) -> Result<SmallDisk, String> {
+    pub fn mount(at: &std::path::Path, bytes: u64) -> std::result::Result<SmallDisk, String> {
         let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
         let flags = rustix::mount::MountFlags::empty();
         rustix::mount::mount("railfs-test", at, "tmpfs", flags, options.as_c_str())
