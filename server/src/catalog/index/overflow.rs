@@ -90,7 +90,7 @@ impl Overflow {
     }
 
     /// A block as the file has it; zeros behind its end.
-    fn from_file(&self, block: u64) -> io::Result<Block> {
+    fn stored(&self, block: u64) -> io::Result<Block> {
         let mut bytes = Box::new([0; BLOCK]);
         let start = block.saturating_mul(BLOCK_BYTES);
         let there = usize::try_from(self.file.len()?.saturating_sub(start)).unwrap_or(BLOCK).min(BLOCK);
@@ -102,10 +102,10 @@ impl Overflow {
 
     /// From here on the file is no index.
     fn spill(&self, blocks: &mut BTreeMap<u64, Block>) -> io::Result<()> {
-        let first = self.from_file(0)?;
+        let first = self.stored(0)?;
         match self.file.write(0, MARK) {
             // Its first block was never given room: nothing stands there that could be taken for an index.
-            Err(error) if is_full(&error) && self.from_file(0)?.iter().all(|byte| *byte == 0) => {}
+            Err(error) if is_full(&error) && self.stored(0)?.iter().all(|byte| *byte == 0) => {}
             other => other?,
         }
         self.file.sync_data()?;
@@ -127,7 +127,7 @@ impl Overflow {
                     let what = format!("state_dir {directory} is full, and so is the memory for the index");
                     return Err(io::Error::new(io::ErrorKind::StorageFull, what));
                 }
-                blocks.insert(block, self.from_file(block)?);
+                blocks.insert(block, self.stored(block)?);
             }
             let place = blocks.get_mut(&block).and_then(|bytes| bytes.get_mut(inside..inside + part.len()));
             if let Some(place) = place {
