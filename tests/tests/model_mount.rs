@@ -21,7 +21,7 @@ const OPTIONS: [&str; 4] = [
 #[test]
 fn i3_random_sequences_on_a_mount_match_the_model() {
     need_mount!("i3_random_sequences_on_a_mount_match_the_model");
-    let plan = Plan::new(COUNT, 200, 3000, 1, 200);
+    let plan = Plan::new(COUNT, 200, 3000, 4, 200);
     let one = |subject: &mut Mounted, steps: &[Step]| {
         subject.begin();
         run(steps, subject)

@@ -119,7 +119,7 @@ fn s35_a_put_and_a_delete_at_once_and_the_same_put_twice() {
     let both = shell(&mount, &source, &{
         let (url, railfs) = (cluster.url("same"), railfs_tests::process::program("railfs").display().to_string());
         format!(
-            "for i in 1 2 3 4; do {railfs} put $S '{url}' & done; for i in 1 2 3 4; do wait -n; done; cmp $S $M/same"
+            "p=; for i in 1 2 3 4; do {railfs} put $S '{url}' & p=\"$p $!\"; done; for i in $p; do wait $i; done; cmp $S $M/same"
         )
     });
     both.expect(0);
