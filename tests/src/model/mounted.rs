@@ -136,7 +136,7 @@ impl Mounted {
     /// # Panics
     /// They do not start.
     pub fn new(options: &[&str]) -> Mounted {
-        let mut cluster = Cluster::start(&Plan { directories: 3, retention: "20 s", ..Plan::default() });
+        let mut cluster = Cluster::start(&Plan { directories: 3, retention: "10 s", ..Plan::default() });
         let addresses = vec![cluster.control[0].to_string()];
         let writer = Client::connect(Config { addresses, arena: 8 << 20, ..Config::default() });
         let writer = writer.unwrap_or_else(|error| panic!("{error}"));
