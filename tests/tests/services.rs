@@ -211,6 +211,20 @@ fn s18_a_unit_needs_no_path_and_no_other_program_as_root() {
     assert_quiet(&cluster, &[]);
 }
 
+#[test]
+fn s08_a_place_is_mounted_again_the_moment_it_was_unmounted() {
+    need_mount!("s08_a_place_is_mounted_again_the_moment_it_was_unmounted");
+    let cluster = Cluster::start(&Plan::default());
+    let place = place(&cluster);
+    for _ in 0..4 {
+        cluster.cli(&["mount".as_ref(), cluster.url("").as_ref(), place.as_os_str()]).expect(0);
+        let mut umount = std::process::Command::new("umount");
+        railfs_tests::process::run(umount.arg(&place), railfs_tests::cluster::COMMAND).expect(0);
+    }
+    wait::until("the last daemon is gone", wait::SOON, || probes_of(&place) == 0);
+    assert_quiet(&cluster, &[]);
+}
+
 /// All files and links below a directory.
 fn below(root: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };

@@ -82,12 +82,15 @@ pub fn run(job: &Job, reach: impl Reach, ready: impl FnOnce()) -> Result<(), Fai
     let files = runtime::files(&job.point)?;
     let log = job.log.as_ref().map(|log| log.display().to_string()).unwrap_or_default();
     let pid = std::process::id();
-    let holder = Holder { pid, url: url.clone(), mountpoint: shown.clone(), log: log.clone() };
+    let holder = Holder { pid, url: url.clone(), mountpoint: shown.clone(), log: log.clone(), ending: false };
     let own_log = job.log.as_ref() == Some(&files.log);
     let mut lock = Lock::take(&files, &holder, !own_log)?;
     if own_log {
-        // What an earlier daemon left: its story ended.
-        let _ = std::fs::OpenOptions::new().write(true).truncate(true).open(&files.log);
+        // What an earlier daemon left: its story ended. One that ended a moment ago took the file with it.
+        let emptied = std::fs::OpenOptions::new().write(true).truncate(true).open(&files.log);
+        if let (Err(_), Some(log)) = (emptied, &job.log_file) {
+            log.reopen().map_err(|error| crate::failure::io(files.log.display(), &error))?;
+        }
     }
     place::make_free(&job.point, job.options.nonempty)?;
     let claim = place::claim(&job.point)?;
@@ -129,10 +132,12 @@ pub fn run(job: &Job, reach: impl Reach, ready: impl FnOnce()) -> Result<(), Fai
                 let status = format!("{shown}: stopping for signal {signal}");
                 job.manager.stopping(&status, job.options.stop_timeout);
                 drop(keeper);
+                lock.ending();
                 stop(&mut mount, &fs, &events, job.options.stop_timeout);
                 Ok(())
             }
             Ok(Event::Ended(Ok(()))) => {
+                lock.ending();
                 tracing::info!("{shown}: was unmounted");
                 mount.is_gone();
                 Ok(())

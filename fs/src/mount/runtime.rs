@@ -3,17 +3,26 @@
 //! Guarantees: one daemon per place at a time, by a lock that dies with its holder; whoever is refused is told who holds
 //! it; a clean end leaves no file.
 
+use super::table;
 use crate::failure::{Failure, io};
+use railfs_proto::limits::STOP_DEADLINE;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Names the directory instead of the usual one.
 pub const DIRECTORY_VARIABLE: &str = "RAILFS_RUNTIME_DIR";
+
+/// Somebody who only looks ([`holder`]) has the lock for a moment; whoever mounts keeps it.
+const LOOKING: Duration = Duration::from_millis(100);
+/// A daemon whose mount was taken away from outside learns of it a moment later.
+const UNNOTICED: Duration = Duration::from_secs(1);
+/// One that says that it ends has its own limit for that.
+const ENDING: Duration = STOP_DEADLINE.saturating_add(Duration::from_secs(2));
 
 /// Who holds a place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +35,9 @@ pub struct Holder {
     pub mountpoint: String,
     /// Its log, as text.
     pub log: String,
+    /// Its mount is gone, and it will be soon.
+    #[serde(default)]
+    pub ending: bool,
 }
 
 /// The files of one place.
@@ -44,6 +56,7 @@ pub struct Files {
 pub struct Lock {
     file: File,
     files: Files,
+    holder: Holder,
     keep_log: bool,
 }
 
@@ -141,12 +154,23 @@ pub fn holder(lock: &Path) -> Option<Holder> {
     }
 }
 
+fn write_holder(file: &mut File, holder: &Holder) -> std::io::Result<()> {
+    let text = serde_json::to_vec(holder)?;
+    file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(&text))
+}
+
 fn read_holder(file: &mut File) -> Holder {
     let mut text = String::new();
     let read = file.rewind().and_then(|()| file.take(64 << 10).read_to_string(&mut text));
     let holder = read.ok().and_then(|_| serde_json::from_str(&text).ok());
     // Taken a moment ago, not written yet.
-    holder.unwrap_or(Holder { pid: 0, url: String::new(), mountpoint: String::new(), log: String::new() })
+    holder.unwrap_or(Holder {
+        pid: 0,
+        url: String::new(),
+        mountpoint: String::new(),
+        log: String::new(),
+        ending: false,
+    })
 }
 
 impl Lock {
@@ -156,19 +180,23 @@ impl Lock {
     /// Somebody holds it (named), or the file cannot be written.
     pub fn take(files: &Files, holder: &Holder, keep_log: bool) -> Result<Lock, Failure> {
         let path = files.lock.display();
-        let mut attempts = 0;
+        let started = Instant::now();
         loop {
             let opened =
                 OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&files.lock);
             let mut file = opened.map_err(|error| io(&path, &error))?;
             if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-                // Somebody who only looks (`holder`) has the lock for a moment; whoever mounts keeps it.
-                attempts += 1;
-                if attempts < 5 {
+                let other = read_holder(&mut file);
+                let mounted = table::railfs_at(Path::new(&holder.mountpoint)).is_ok_and(|mounted| mounted.is_some());
+                let patience = match (other.ending, mounted) {
+                    (true, _) => ENDING,
+                    (false, true) => LOOKING,
+                    (false, false) => UNNOTICED,
+                };
+                if started.elapsed() < patience {
                     std::thread::sleep(Duration::from_millis(20));
                     continue;
                 }
-                let other = read_holder(&mut file);
                 return Err(Failure::failed(format!(
                     "{} is mounted already, by process {} ({}): `railfs umount {}` first",
                     holder.mountpoint, other.pid, other.url, holder.mountpoint
@@ -180,10 +208,16 @@ impl Lock {
             if !same {
                 continue;
             }
-            let text = serde_json::to_vec(holder).map_err(|error| Failure::failed(format!("{path}: {error}")))?;
-            let written = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(&text));
-            written.map_err(|error| io(&path, &error))?;
-            return Ok(Lock { file, files: files.clone(), keep_log });
+            write_holder(&mut file, holder).map_err(|error| io(&path, &error))?;
+            return Ok(Lock { file, files: files.clone(), holder: holder.clone(), keep_log });
+        }
+    }
+
+    /// The mount is gone, or about to go: whoever wants the place next waits for this process instead of giving up.
+    pub fn ending(&mut self) {
+        self.holder.ending = true;
+        if let Err(error) = write_holder(&mut self.file, &self.holder) {
+            tracing::warn!("{}: {error}", self.files.lock.display());
         }
     }
 
@@ -211,7 +245,13 @@ mod tests {
     use super::*;
 
     fn holder_of(point: &str) -> Holder {
-        Holder { pid: 7, url: "railfs://h/ns/".to_owned(), mountpoint: point.to_owned(), log: String::new() }
+        Holder {
+            pid: 7,
+            url: "railfs://h/ns/".to_owned(),
+            mountpoint: point.to_owned(),
+            log: String::new(),
+            ending: false,
+        }
     }
 
     #[test]
@@ -239,6 +279,16 @@ mod tests {
         let refused = Lock::take(&files, &holder_of("/m"), false).unwrap_err();
         assert_eq!(refused.message, "/m is mounted already, by process 7 (railfs://h/ns/): `railfs umount /m` first");
         std::fs::write(&files.log, "").unwrap();
+        // One that ends is waited for.
+        let mut lock = lock;
+        lock.ending();
+        let (send, taken) = std::sync::mpsc::channel();
+        let wanted = files.clone();
+        std::thread::spawn(move || send.send(Lock::take(&wanted, &holder_of("/m"), false)).unwrap());
+        assert!(taken.recv_timeout(Duration::from_millis(300)).is_err(), "it still ends");
+        drop(lock);
+        let lock = taken.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
+        assert_eq!(holder(&files.lock), Some(holder_of("/m")));
         drop(lock);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a clean end leaves no file");
         std::fs::write(&files.lock, "left by a crash").unwrap();
