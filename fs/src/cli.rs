@@ -546,6 +546,7 @@ mod tests {
         let commands = Cli::command();
         let there: Vec<Vec<String>> = commands
             .get_subcommands()
+            .filter(|command| !command.is_hide_set())
             .map(|command| {
                 let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
                 [command.get_name().to_owned()].into_iter().chain(shown.filter_map(flag)).collect()
