@@ -175,7 +175,7 @@ fn i9_ls_and_df_answer_while_64_readers_wait_for_memory() {
     let source = cluster.root.path().join("source");
     write_file(&source, 19, 64 * MIB);
     cluster.put(&source, "f");
-    let mount = cluster.mount("", "arena=4MiB,readahead=0");
+    let mount = cluster.mount("", "arena=5MiB,readahead=0");
     let over = AtomicBool::new(false);
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
