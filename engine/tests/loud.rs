@@ -13,7 +13,7 @@ fn i11_a_rail_that_is_not_up_says_so_and_why() {
         (state, reason)
     };
     let is = |state: &str, reason: &str| (state.to_owned(), reason.to_owned());
-    assert_eq!(shown(&rails), is("connecting", ""));
+    assert_eq!(shown(&rails), is("connecting", "no connection yet"));
     rails.state(rail, State::Up);
     assert_eq!(shown(&rails), is("up", ""));
     rails.state(rail, State::Silent);

@@ -397,7 +397,9 @@ impl Place {
     fn new() -> Place {
         let base = tempfile::tempdir().unwrap();
         std::fs::create_dir(base.path().join("m")).unwrap();
-        std::fs::create_dir(base.path().join("run")).unwrap();
+        // For its user alone, as the daemon demands.
+        let run = base.path().join("run");
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(run).unwrap();
         Place { base }
     }
     fn point(&self) -> PathBuf {
