@@ -458,6 +458,9 @@ fn open_end(
                 forget(log.directory.as_ref(), name);
             }
         }
+        // The name it has may be of a start that was cut off before it was durable: what is written there next must not go
+        // with it.
+        log.directory.sync().map_err(failed("sync", log.directory.describe()))?;
         places.push(Place::new(Arc::clone(&log.directory), file, spare));
     }
     let offset = offset.unwrap_or(SEGMENT_HEADER);
