@@ -74,6 +74,7 @@ impl Setup {
             std::fs::create_dir(path).unwrap();
             chown(path, Some(USER), Some(USER)).unwrap();
         }
+        mode(&runtime, 0o700);
         let devices = root.join("devices");
         std::fs::create_dir(&devices).unwrap();
         let mut command = Command::new("unshare");
