@@ -18,7 +18,7 @@ fn s19_a_mistake_in_the_configuration_is_named_with_file_and_key_and_nothing_is_
     let cluster = Cluster::new(&Plan { directories: 2, rails: 1, ..Plan::default() });
     let good = std::fs::read_to_string(cluster.config()).unwrap();
     let root = cluster.root.path();
-    let absent = root.join("absent");
+    let absent = root.join("absent").display().to_string();
     let (d0, d1) = (cluster.directories[0].display().to_string(), cluster.directories[1].display().to_string());
     std::os::unix::fs::symlink(&d0, root.join("same")).unwrap();
     let same = root.join("same").display().to_string();
@@ -43,7 +43,11 @@ fn s19_a_mistake_in_the_configuration_is_named_with_file_and_key_and_nothing_is_
         ("a directory twice", good.replace(&d1, &d0), vec!["stripe_dirs"]),
         ("one directory by two paths", good.replace(&d1, &same), vec!["stripe_dirs"]),
         ("a relative path", good.replace(&d1, "relative/path"), vec!["stripe_dirs", "relative/path"]),
-        ("a directory that is not there", good.replace(&d1, &absent.display().to_string()), vec!["absent"]),
+        (
+            "no directory that is there",
+            good.replace(&d1, &absent).replace(&d0, &absent.replace("absent", "gone")),
+            vec!["gone"],
+        ),
         ("no directories", good.replace(&format!("[{d0:?}, {d1:?}]"), "[]"), vec!["stripe_dirs"]),
         (
             "an address that is none",
@@ -65,7 +69,7 @@ fn s19_a_mistake_in_the_configuration_is_named_with_file_and_key_and_nothing_is_
         let missing: Vec<&&str> = words.iter().filter(|word| !said.contains(**word)).collect();
         // What the file says wrong is told with the file; what the disk lacks, with the path.
         assert!(
-            missing.is_empty() && (last.contains("bad.toml") || last.contains("absent") || what.contains("two paths")),
+            missing.is_empty() && (last.contains("bad.toml") || last.contains("gone") || what.contains("two paths")),
             "{what}: {missing:?} in: {said}"
         );
         assert!(!said.contains("panic"), "{what}: {said}");
