@@ -34,8 +34,10 @@ const DIRECT: usize = 2;
 const HELPER: &str = "
 import mmap, os, sys
 files = {}
-def touch(fd, offset, length):
-    size = os.lseek(fd, 0, os.SEEK_END)
+sizes = {}
+def touch(number, offset, length):
+    # Asking for the size again would be answered ESTALE once it is replaced; what is mapped is not.
+    fd, size = files[number], sizes[number]
     for kind in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):
         try:
             return mmap.mmap(fd, size, kind, mmap.PROT_READ)[offset:offset+length]
@@ -48,6 +50,7 @@ for line in sys.stdin:
         if number in files: os.close(files.pop(number))
         try:
             files[number] = os.open(bytes.fromhex(words[2]), os.O_RDONLY)
+            sizes[number] = os.fstat(files[number]).st_size
             print('ok')
         except OSError as e: print('errno', e.errno)
     elif words[0] == 'close':
@@ -59,7 +62,7 @@ for line in sys.stdin:
         if child == 0:
             os.close(r)
             try:
-                out = b'ok ' + touch(files[number], int(words[2]), int(words[3])).hex().encode()
+                out = b'ok ' + touch(number, int(words[2]), int(words[3])).hex().encode()
             except OSError as e: out = b'errno %d' % e.errno
             with os.fdopen(w, 'wb') as f: f.write(out)
             os._exit(0)
