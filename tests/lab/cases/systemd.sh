@@ -94,6 +94,8 @@ s09_restart_and_reload_keep_the_files() {
 
 s09_a_killed_daemon_is_started_again_over_its_dead_mount() {
   local pid
+  # The starts of the cases before this one do not count.
+  forget railfs@a
   pid=$(property railfs@a MainPID)
   kill -9 "$pid"
   within 40 eval "[[ \$(property railfs@a MainPID) != $pid ]] && is railfs@a active"
@@ -103,6 +105,8 @@ s09_a_killed_daemon_is_started_again_over_its_dead_mount() {
 
 s09_a_stop_with_readers_waiting_ends_in_time() {
   local server began
+  forget railfs@a
+  systemctl start railfs@a
   server=$(property railfsd MainPID)
   exec 9</srv/a/file
   (cd /srv/a && exec sleep 300) &
