@@ -26,8 +26,9 @@ use std::time::Duration;
 const ENTRY_TTL: Duration = Duration::from_secs(1);
 /// What keeps a sequence's directory there while it is empty.
 const KEEP: &[u8] = b".keep";
-/// Descriptors whose mappings are read, and those that are opened with O_DIRECT; the others are sent with `sendfile`.
-const MAPPED: std::ops::Range<usize> = 0..2;
+/// Descriptors whose mappings are read (the others are sent with `sendfile`), and the one that is opened with O_DIRECT: what
+/// is sent from such a one is read past the page cache, so it is a read like any other.
+const MAPPED: std::ops::Range<usize> = 0..3;
 const DIRECT: usize = 2;
 
 /// Opens, maps at the first touch, and reads in a child of its own: SIGBUS ends that one.
