@@ -518,3 +518,25 @@ fn clients_can_ask_which_services_there_are() {
     assert!(["LookupObject", "Watch", "WatchRequest"].iter().all(|word| text.contains(word)));
     assert_quiet(&cluster, &[]);
 }
+
+#[test]
+fn a_file_that_says_no_size_is_read_to_its_end_and_what_is_replaced_keeps_its_mode() {
+    let cluster = Cluster::start(&Plan::default());
+    // The kernel makes them as they are read: their size is 0, or a page.
+    for (number, path) in ["/proc/version", "/proc/sys/kernel/ostype", "/sys/kernel/mm/transparent_hugepage/enabled"]
+        .into_iter()
+        .filter(|path| std::path::Path::new(path).exists())
+        .enumerate()
+    {
+        let url = cluster.url(&format!("made{number}"));
+        cluster.cli(&["put", path, &url]).expect(0);
+        assert_eq!(cluster.cli(&["get", &url, "-"]).expect(0).stdout, std::fs::read(path).unwrap(), "{path}");
+    }
+    let private = cluster.root.path().join("private");
+    std::fs::write(&private, "before").unwrap();
+    std::fs::set_permissions(&private, std::fs::Permissions::from_mode(0o600)).unwrap();
+    cluster.cli(&["get", &cluster.url("made0"), &private.display().to_string()]).expect(0);
+    assert_eq!(std::fs::metadata(&private).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_ne!(std::fs::read(&private).unwrap(), b"before");
+    assert_quiet(&cluster, &[]);
+}

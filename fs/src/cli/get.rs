@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -126,8 +127,10 @@ fn copy_to(
         reader.copy(object, &mut |bytes| out.write_all(bytes).map_err(written))?;
         return Ok(Some(target));
     }
-    let (mut out, temporary) =
-        Temporary::beside(&target, object.descriptor.attributes.mode & 0o777).map_err(written)?;
+    // What is there keeps its mode, as with cp: somebody may have closed it to others.
+    let there = std::fs::metadata(&target).ok().map(|metadata| metadata.permissions().mode());
+    let mode = there.unwrap_or(object.descriptor.attributes.mode) & 0o777;
+    let (mut out, temporary) = Temporary::beside(&target, mode).map_err(written)?;
     reader.copy(object, &mut |bytes| out.write_all(bytes).map_err(written))?;
     if settings.archive {
         Kept::of(&object.descriptor.attributes).give(&out).map_err(written)?;

@@ -213,7 +213,11 @@ fn put_one(
     }
     let watch = file.try_clone().map_err(local)?;
     let name = ObjectName { namespace: url.namespace.clone(), key: item.key.clone() };
-    let size = before.len();
+    let source: Arc<dyn railfs_engine::client::Source> = match source::has_no_size(&before) {
+        true => source::to_the_end(&file, &shown.to_string(), report).map_err(|failure| (failure, false))?,
+        false => Arc::new(FileSource { size: before.len(), file, report: Arc::clone(report) }),
+    };
+    let size = source.size();
     let kept = || (before.mtime(), u32::try_from(before.mtime_nsec()).unwrap_or(0));
     let (mtime, owner) = match settings.archive {
         true => (kept(), Some(Owner { uid: before.uid(), gid: before.gid() })),
@@ -221,7 +225,6 @@ fn put_one(
     };
     let options = options(settings, before.mode(), mtime, owner);
     report.expect(size);
-    let source = Arc::new(FileSource { size, file, report: Arc::clone(report) });
     let done = client.put(&name, source, options).map_err(|error| {
         let general = matches!(
             error,

@@ -9,7 +9,7 @@ use crate::failure::{Failure, io};
 use railfs_engine::client::Source;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 /// Standard input that is not longer needs no file.
@@ -58,11 +58,29 @@ impl Source for Bytes {
 /// # Errors
 /// Reading failed, or there is no room for it: names the directory, and how to choose another.
 pub fn standard_input(report: &Arc<Report>) -> Result<Arc<dyn Source>, Failure> {
-    spool(&mut std::io::stdin().lock(), IN_MEMORY, report)
+    spool("standard input", &mut std::io::stdin().lock(), IN_MEMORY, report)
 }
 
-fn spool(input: &mut dyn Read, in_memory: usize, report: &Arc<Report>) -> Result<Arc<dyn Source>, Failure> {
-    let failed = |error: std::io::Error| io("standard input", &error);
+/// Whether the size that a file is said to have says nothing: those of /proc and /sys are made as they are read.
+pub fn has_no_size(metadata: &std::fs::Metadata) -> bool {
+    metadata.blocks() == 0 && metadata.len() <= 1 << 20
+}
+
+/// Reads a file without a size of its own to its end.
+///
+/// # Errors
+/// As of [`standard_input`].
+pub fn to_the_end(mut file: &File, shown: &str, report: &Arc<Report>) -> Result<Arc<dyn Source>, Failure> {
+    spool(shown, &mut file, IN_MEMORY, report)
+}
+
+fn spool(
+    shown: &str,
+    input: &mut dyn Read,
+    in_memory: usize,
+    report: &Arc<Report>,
+) -> Result<Arc<dyn Source>, Failure> {
+    let failed = |error: std::io::Error| io(shown, &error);
     let mut bytes = Vec::new();
     let limit = u64::try_from(in_memory).unwrap_or(u64::MAX).saturating_add(1);
     input.take(limit).read_to_end(&mut bytes).map_err(failed)?;
@@ -72,7 +90,7 @@ fn spool(input: &mut dyn Read, in_memory: usize, report: &Arc<Report>) -> Result
     let directory = std::env::temp_dir();
     let no_room = |error: std::io::Error| {
         Failure::failed(format!(
-            "standard input is kept in {} until it is put: {error}; TMPDIR names another directory",
+            "{shown} is kept in {} until it is put: {error}; TMPDIR names another directory",
             directory.display()
         ))
     };
@@ -114,7 +132,7 @@ mod tests {
     fn standard_input_is_kept_whole_in_memory_or_in_a_file() {
         let all: Vec<u8> = (0..3_000_007u32).map(|n| (n * 7 % 251) as u8).collect();
         for (length, in_memory) in [(0, 10), (10, 10), (11, 10), (3_000_007, 1 << 20), (3_000_007, 4 << 20)] {
-            let source = spool(&mut &all[..length], in_memory, &report()).unwrap();
+            let source = spool("x", &mut &all[..length], in_memory, &report()).unwrap();
             assert_eq!(source.size(), length as u64);
             let mut back = vec![0; length];
             for (start, piece) in (0u64..).step_by(65_536).zip(back.chunks_mut(65_536)) {
@@ -134,7 +152,7 @@ mod tests {
                 Err(std::io::Error::other("gone"))
             }
         }
-        let failure = spool(&mut Broken, 10, &report()).err().unwrap();
+        let failure = spool("standard input", &mut Broken, 10, &report()).err().unwrap();
         assert_eq!((failure.message.as_str(), failure.code), ("standard input: gone", 1));
     }
 }
