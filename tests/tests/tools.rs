@@ -528,7 +528,7 @@ fn a_file_that_says_no_size_is_read_to_its_end_and_what_is_replaced_keeps_its_mo
         .filter(|path| std::path::Path::new(path).exists())
         .enumerate()
     {
-        let url = cluster.url(&format!("made{number}"));
+        let url = cluster.url(format!("made{number}"));
         cluster.cli(&["put", path, &url]).expect(0);
         assert_eq!(cluster.cli(&["get", &url, "-"]).expect(0).stdout, std::fs::read(path).unwrap(), "{path}");
     }
