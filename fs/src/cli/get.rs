@@ -186,6 +186,7 @@ impl Reader<'_> {
                 let length = u32::try_from(size - asked).map_or(PIECE, |left| left.min(PIECE));
                 let (send, receive) = sync_channel(1);
                 let answer = move |bytes: Result<&[u8], Error>| {
+                    // An earlier piece may have failed: then nobody waits for this one.
                     let _ = send.send(bytes.map(<[u8]>::to_vec));
                 };
                 self.client.read(object, self.number, asked, length, Box::new(answer));
