@@ -102,7 +102,7 @@ pub fn choose(mode: Mode, io: Io, kernel: Kernel) -> Choice {
         (Io::Auto, Mode::Strict) if !kernel.direct_mmap && kernel.auto_inval => {
             (Form::Cached, "a kernel before 6.6 cannot map direct-I/O files shared".to_owned())
         }
-        (Io::Auto, Mode::Strict) => (Form::Direct, "the faster one for most reads, see docs/performance.md".to_owned()),
+        (Io::Auto, Mode::Strict) => (Form::Direct, "the faster one for cold reads, see docs/performance.md".to_owned()),
     };
     let lacks = (form == Form::Direct && !kernel.direct_mmap)
         .then(|| "kernel before 6.6: mmap with MAP_SHARED fails with ENODEV (use io=cached)".to_owned());
