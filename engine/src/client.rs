@@ -3,20 +3,22 @@
 //! Calls with a `done` never block: it is called once, on this thread or on one of the client's, by the deadline at the
 //! latest. Calls without block by at most their deadline (never use them on a FUSE thread).
 
+mod reach;
+
 use crate::clock::Clock;
 use crate::control::{Control, ControlConfig, Session, WatchQuery, Watching};
 use crate::error::{Error, Result};
 use crate::memory::Arena;
+use crate::memory::plan::Memlock;
 use crate::put::{self, Puts};
 use crate::rail::tcp::{Limits, RailConfig, TcpRail};
 pub use crate::read::core::Freshness;
 use crate::read::core::{self, Core};
 use crate::read::driver::Driver;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof};
-use railfs_proto::hello::{Listener, Transport};
+use railfs_proto::hello::Listener;
 use railfs_proto::name::ObjectName;
 use railfs_proto::watch::WatchPage;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -26,6 +28,18 @@ const FIRST_RAIL: Duration = Duration::from_millis(500);
 
 /// How long the end of a client may take to tell the server, so that it keeps nothing for it.
 const BYE: Duration = Duration::from_millis(300);
+
+/// Whether RDMA rails are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rdma {
+    /// Where a device reaches a listener; else TCP, which is said.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Only: where there is none, connecting fails.
+    Required,
+}
 
 /// How to reach a store and what to use for it.
 #[derive(Clone, Debug)]
@@ -46,6 +60,8 @@ pub struct Config {
     pub connect_deadline: Duration,
     /// Bytes read ahead at most per sequential reader; 0: none.
     pub readahead: u64,
+    /// See [`Rdma`].
+    pub rdma: Rdma,
 }
 
 impl Default for Config {
@@ -59,6 +75,7 @@ impl Default for Config {
             metadata_deadline: railfs_proto::limits::METADATA_DEADLINE,
             connect_deadline: railfs_proto::limits::CONNECT_DEADLINE,
             readahead: 16 << 20,
+            rdma: Rdma::Auto,
         }
     }
 }
@@ -205,7 +222,7 @@ pub struct RailStatus {
     pub address: String,
     /// Its fabric.
     pub fabric: String,
-    /// "tcp".
+    /// "tcp" or "rdma".
     pub transport: String,
     /// "connecting", "up", "suspect", "probing" or "down".
     pub state: String,
@@ -255,6 +272,8 @@ pub struct Client {
     driver: Arc<Driver>,
     puts: Arc<Puts>,
     rails: Mutex<Vec<RailEntry>>,
+    /// Why listeners cannot be reached by RDMA, as it was said last.
+    unreached: Mutex<Vec<String>>,
     runtime: Mutex<Option<tokio::runtime::Runtime>>,
     handle: tokio::runtime::Handle,
 }
@@ -263,7 +282,7 @@ pub struct Client {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RailEntry {
     listener: Listener,
-    address: String,
+    way: reach::Way,
     number: usize,
 }
 
@@ -330,6 +349,7 @@ impl Client {
                 driver,
                 puts: Puts::new(),
                 rails: Mutex::new(Vec::new()),
+                unreached: Mutex::default(),
                 runtime: Mutex::new(Some(runtime)),
                 handle: handle.clone(),
                 config,
@@ -350,7 +370,11 @@ impl Client {
             if client.driver.wait_for_rail(left) {
                 return Ok(());
             }
-            let detail = client.driver.inspect(|core, _| core.rails_down());
+            let detail = if client.config.rdma == Rdma::Required && lock(&client.rails).is_empty() {
+                format!("RDMA is required: {}", lock(&client.unreached).join("; "))
+            } else {
+                client.driver.inspect(|core, _| core.rails_down())
+            };
             Err(Error::Unreachable { peer: session.control.clone(), detail })
         });
         match connected {
@@ -374,51 +398,93 @@ impl Client {
             max_fetch: session.max_fetch_bytes,
             pins: session.pins,
         });
-        let mut offered: Vec<(&Listener, SocketAddr)> = Vec::new();
-        for listener in &session.listeners {
-            match &listener.transport {
-                Transport::Tcp(address) => offered.push((listener, *address)),
-                Transport::Other { name, address } => {
-                    tracing::warn!(
-                        transport = name,
-                        address,
-                        "the server offers a rail of a kind that this client lacks"
-                    );
-                }
+        let (mut offered, mut reasons) = reach::ways(&session.listeners, self.config.rdma, &reach::find);
+        match reach::plan(&offered, self.arena.stats().total, Memlock::now()) {
+            None => {}
+            Some(Ok(plan)) => tracing::info!("{plan}"),
+            Some(Err(why)) => {
+                // Nothing is registered by halves: without room for all of it there is no RDMA.
+                let none = |_| Err(why.clone());
+                (offered, reasons) = reach::ways(&session.listeners, self.config.rdma, &none);
+                reasons.dedup();
             }
         }
+        self.say_once(&reasons, &offered);
         let gone: Vec<RailEntry> = rails
             .iter()
-            .filter(|rail| !offered.iter().any(|(listener, _)| **listener == rail.listener))
+            .filter(|rail| !offered.iter().any(|(listener, way)| **listener == rail.listener && *way == rail.way))
             .cloned()
             .collect();
         for rail in &gone {
             self.driver.remove_rail(rail.number);
         }
         rails.retain(|rail| !gone.contains(rail));
-        for (listener, remote) in offered {
+        for (listener, way) in offered {
             if rails.iter().any(|rail| rail.listener == *listener) {
                 continue;
             }
-            let name = format!("{} {remote}", listener.fabric);
+            let name = format!("{} {}", listener.fabric, way.address());
             let mut seed = [0u8; 8];
             let _ = getrandom::fill(&mut seed);
-            let config = RailConfig {
-                name: name.clone(),
-                remote,
-                local: None,
-                listener: listener.id,
-                limits: Limits::default(),
-                seed: u64::from_le_bytes(seed),
-            };
-            let started = self.driver.add_rail(&name, |events| {
-                TcpRail::start(config, self.clock, self.control.clone(), self.puts.clone(), events)
-                    .map(|rail| rail as Arc<dyn crate::rail::Rail>)
-            });
+            let seed = u64::from_le_bytes(seed);
+            let started = self.driver.add_rail(&name, |events| self.start_rail(&name, listener.id, &way, seed, events));
             match started {
-                Ok(number) => rails.push(RailEntry { listener: listener.clone(), address: remote.to_string(), number }),
+                Ok(number) => rails.push(RailEntry { listener: listener.clone(), way, number }),
                 Err(error) => tracing::error!(rail = name, %error, "the rail's threads cannot be started"),
             }
+        }
+    }
+
+    fn start_rail(
+        &self,
+        name: &str,
+        listener: u32,
+        way: &reach::Way,
+        seed: u64,
+        events: Arc<dyn crate::rail::Events>,
+    ) -> std::io::Result<Arc<dyn crate::rail::Rail>> {
+        let (name, limits) = (name.to_owned(), Limits::default());
+        match way {
+            reach::Way::Tcp(remote) => {
+                let config = RailConfig { name, remote: *remote, local: None, listener, limits, seed };
+                TcpRail::start(config, self.clock, self.control.clone(), self.puts.clone(), events)
+                    .map(|rail| rail as Arc<dyn crate::rail::Rail>)
+            }
+            #[cfg(feature = "rdma")]
+            reach::Way::Verbs { remote, device, local } => {
+                use crate::rail::verbs::{BULK_PAIRS, Opening, VerbsRail, VerbsRailConfig};
+                let config = VerbsRailConfig {
+                    name,
+                    device: device.clone(),
+                    address: *local,
+                    remote: remote.to_string(),
+                    listener,
+                    bulk_pairs: BULK_PAIRS,
+                    opening: Opening::Auto,
+                    limits,
+                    seed,
+                };
+                let (arena, join) = (self.arena.clone(), self.control.clone());
+                VerbsRail::start(config, self.clock, arena, join, self.puts.clone(), events)
+                    .map(|rail| rail as Arc<dyn crate::rail::Rail>)
+            }
+            #[cfg(not(feature = "rdma"))]
+            reach::Way::Verbs { .. } => Err(std::io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// What cannot be had is logged once, however often the server is asked again.
+    fn say_once(&self, reasons: &[String], offered: &[(&Listener, reach::Way)]) {
+        let mut said = lock(&self.unreached);
+        if *said == reasons {
+            return;
+        }
+        said.clear();
+        said.extend_from_slice(reasons);
+        let tcp = offered.iter().any(|(_, way)| matches!(way, reach::Way::Tcp(_)));
+        let instead = if tcp { "reads go over TCP there" } else { "there is no rail there" };
+        for reason in reasons {
+            tracing::warn!(reason, "no RDMA rail: {instead}");
         }
     }
 
@@ -542,10 +608,10 @@ impl Client {
             let (state, reason, bandwidth, bad_pages) =
                 self.driver.inspect(|core, now| core.rails().describe(entry.number, now));
             RailStatus {
-                name: format!("{} {}", entry.listener.fabric, entry.address),
-                address: entry.address.clone(),
+                name: format!("{} {}", entry.listener.fabric, entry.way.address()),
+                address: entry.way.address(),
                 fabric: entry.listener.fabric.clone(),
-                transport: "tcp".into(),
+                transport: entry.way.transport().into(),
                 state,
                 reason,
                 counters: self.driver.rail(entry.number).map(|rail| rail.counters()).unwrap_or_default(),

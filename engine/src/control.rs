@@ -282,3 +282,11 @@ impl Tickets for Control {
         })
     }
 }
+
+#[cfg(feature = "rdma")]
+impl crate::rail::verbs::Join for Control {
+    fn join(&self, listener: u32, end: v1::VerbsEnd) -> std::result::Result<(u64, v1::VerbsEnd), String> {
+        // As above: a thread that connects.
+        self.runtime.block_on(self.join_verbs(listener, end)).map_err(|error: Error| error.to_string())
+    }
+}

@@ -15,3 +15,5 @@ pub mod outage;
 pub mod put;
 pub mod rail;
 pub mod read;
+#[cfg(feature = "rdma")]
+pub mod verbs;

@@ -17,6 +17,8 @@ mod pending;
 pub mod sim;
 pub mod tcp;
 pub(crate) mod totals;
+#[cfg(feature = "rdma")]
+pub mod verbs;
 
 use crate::clock::Time;
 use crate::memory::{Fenced, Free};
@@ -188,7 +190,32 @@ pub enum Bulk {
         offset: u64,
         /// So many bytes; where the file yields fewer, zeros are sent and [`Sent`] says so.
         length: u32,
+        /// For rails that have the bytes in memory on their way: whether they are what was put. One that fails is an
+        /// error in [`Sent`]. Rails that move bytes without looking leave it out: the reader checks in any case.
+        check: Option<Check>,
     },
+}
+
+type Passes = dyn Fn(&[u8]) -> bool + Send;
+
+/// See [`Bulk::File`].
+pub struct Check(Box<Passes>);
+
+impl Check {
+    /// By this function, which gets all bytes.
+    pub fn new(passes: impl Fn(&[u8]) -> bool + Send + 'static) -> Check {
+        Check(Box::new(passes))
+    }
+    /// Whether these are the right ones.
+    pub fn passes(&self, bytes: &[u8]) -> bool {
+        (self.0)(bytes)
+    }
+}
+
+impl Debug for Check {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Check")
+    }
 }
 
 /// What became of a reply's bulk.

@@ -52,9 +52,20 @@ fn i7_access_to_memory_is_given_in_one_place() {
         only(&[
             ("engine/src/rail/pending.rs", 1),
             ("engine/src/rail/sim/link.rs", 1),
-            ("engine/src/rail/tcp/connection.rs", 1)
+            ("engine/src/rail/tcp/connection.rs", 1),
+            ("engine/src/rail/verbs/link.rs", 1)
         ])
     );
+}
+
+#[test]
+fn i7_what_a_device_may_do_is_said_in_one_place() {
+    assert_eq!(places("ibv_access_flags::IBV_ACCESS"), only(&[("engine/src/verbs/memory.rs", 6)]));
+    // Nothing that a peer could read, or change by atomics, is registered anywhere.
+    assert!(places("ACCESS_REMOTE_READ").is_empty() && places("REMOTE_ATOMIC").is_empty());
+    let elsewhere: Vec<_> =
+        places("rdma_sys").into_iter().filter(|(file, _)| !file.starts_with("engine/src/verbs")).collect();
+    assert_eq!(elsewhere, [], "rdma_sys is named outside of engine/src/verbs");
 }
 
 #[test]

@@ -159,7 +159,7 @@ struct MountCommand {
     /// Stay in front, log to standard error
     #[arg(short)]
     foreground: bool,
-    /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, mode=strict|snapshot,
+    /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, require_rdma, mode=strict|snapshot,
     /// io=auto|direct|cached, arena=SIZE, threads=N, workers=N, readahead=SIZE, read_timeout=TIME,
     /// metadata_timeout=TIME, connect_timeout=TIME, metadata_ttl=TIME, retry=TIME, stop_timeout=TIME,
     /// log=FILE, uid=N, gid=N, umask=OCTAL

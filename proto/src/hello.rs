@@ -12,7 +12,7 @@ use crate::name::{Escaped, NameError, check_node_name};
 use crate::reply::{Refusal, check_outcome};
 use crate::{PROTOCOL_MAX, PROTOCOL_MIN, v1};
 use bytes::Bytes;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// Client and server have no protocol version in common.
@@ -125,6 +125,8 @@ pub const MAX_LEASE_MILLISECONDS: u32 = 600_000;
 pub enum Transport {
     /// By TCP at this address.
     Tcp(SocketAddr),
+    /// By RDMA queue pairs, over the device with this address.
+    Rdma(IpAddr),
     /// A transport that this software does not know.
     Other {
         /// Its name.
@@ -265,6 +267,7 @@ impl Hello {
 fn listener(message: &v1::Listener) -> Result<Listener, HelloError> {
     let transport = match message.transport.as_str() {
         "tcp" => Transport::Tcp(address("listener's address", &message.address)?),
+        "rdma" => Transport::Rdma(device_address(message)?),
         "" => return Err(HelloError::Word { what: "transport", text: String::new() }),
         other => Transport::Other { name: word("transport", other)?, address: shown(&message.address, MAX_SOFTWARE) },
     };
@@ -275,6 +278,18 @@ fn listener(message: &v1::Listener) -> Result<Listener, HelloError> {
         speed_mbps: message.speed_mbps,
         capabilities: capabilities(&message.capabilities)?,
     })
+}
+
+/// Of a listener of queue pairs: an address that can be reached, and the GID of that address where one is said.
+fn device_address(message: &v1::Listener) -> Result<IpAddr, HelloError> {
+    let wrong = || HelloError::Address { what: "rdma listener's address", text: shown(&message.address, MAX_WORD) };
+    let address: IpAddr = message.address.parse().map_err(|_| wrong())?;
+    let gid = match address {
+        IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
+        IpAddr::V6(six) => six.octets(),
+    };
+    let agrees = message.gid.is_empty() || message.gid[..] == gid;
+    if address.is_unspecified() || address.is_multicast() || !agrees { Err(wrong()) } else { Ok(address) }
 }
 
 fn at_most(what: &'static str, got: usize, limit: usize) -> Result<(), HelloError> {
@@ -359,6 +374,28 @@ mod tests {
         message.listeners.push(listener(2, "verbs2", "gid:fe80::1"));
         let hello = Hello::check(&request(), &message).unwrap();
         assert!(matches!(&hello.listeners[2].transport, Transport::Other { name, .. } if name == "verbs2"));
+    }
+
+    #[test]
+    fn an_rdma_listener_has_an_address_and_its_gid() {
+        let with = |address: &str, gid: &[u8]| {
+            let mut message = reply();
+            let listener = v1::Listener { gid: gid.to_vec().into(), ..listener(2, "rdma", address) };
+            message.listeners.push(listener);
+            Hello::check(&request(), &message).map(|hello| hello.listeners[2].transport.clone())
+        };
+        let mapped = std::net::Ipv4Addr::new(10, 9, 0, 1).to_ipv6_mapped().octets();
+        assert_eq!(with("10.9.0.1", &mapped), Ok(Transport::Rdma("10.9.0.1".parse().unwrap())));
+        assert_eq!(with("fd00::1", &[]), Ok(Transport::Rdma("fd00::1".parse().unwrap())));
+        for (address, gid) in [
+            ("10.9.0.1:7421", &mapped[..]),
+            ("0.0.0.0", &[]),
+            ("host", &[]),
+            ("10.9.0.2", &mapped),
+            ("10.9.0.1", &[1; 3]),
+        ] {
+            assert!(with(address, gid).is_err(), "{address} {gid:?}");
+        }
     }
 
     type Case = (&'static str, fn(&mut v1::HelloReply));

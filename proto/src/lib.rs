@@ -19,6 +19,7 @@ pub mod reply;
 pub mod slot;
 pub mod units;
 pub mod url;
+pub mod verbs;
 pub mod watch;
 
 /// Generated from `proto/*.proto`.

@@ -79,6 +79,13 @@ fn seeds(target: &str) -> Seeds {
             "railfs://[fd00::1]:65535/photos-1/2026/x",
         ]),
         "name" => numbered([&b"ns\nkey"[..], b"photos-1\n2026/caf\xc3\xa9 \xff.raw", b"-\na/b/c/d/...e"]),
+        "verbs_frame" => values::verbs_frames()
+            .into_iter()
+            .map(|(name, pieces)| {
+                (name.to_owned(), pieces.iter().flat_map(|piece| targets::piece_seed(piece)).collect())
+            })
+            .collect(),
+        "verbs_end" => numbered([values::verbs_end().encode_to_vec()]),
         "units" => numbered(["64 KiB", "500 ms", "4194304", "2 h", "1 TiB"]),
         other => panic!("target {other} has no seeds"),
     }

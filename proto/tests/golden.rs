@@ -12,7 +12,7 @@ use railfs_proto::pin::{PinAnswer, PinChange};
 use railfs_proto::reply::{Lookup, check_begin_put_reply, check_fetch_reply, check_list_reply, check_pull_reply};
 use railfs_proto::slot::Slot;
 use railfs_proto::watch::check_watch_reply;
-use railfs_proto::{checksum, logfile, v1};
+use railfs_proto::{checksum, logfile, v1, verbs};
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -62,6 +62,11 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("HelloRequest", v::hello_request());
     visit.message("Listener", v::listener(1));
     visit.message("HelloReply", v::hello_reply());
+    visit.message("Listener-verbs", v::verbs_listener());
+    visit.message("VerbsPair", v::verbs_end().pairs[1]);
+    visit.message("VerbsEnd", v::verbs_end());
+    visit.message("JoinVerbsRequest", v::join_verbs_request());
+    visit.message("JoinVerbsReply", v1::JoinVerbsReply { outcome: outcome.clone(), end: Some(v::verbs_end()) });
     visit.message("ListRequest", v::list_request());
     visit.message("ListEntry", v::list_reply().entries[0].clone());
     visit.message("ListReply", v::list_reply());
@@ -135,7 +140,10 @@ impl Visit for Names {
     }
 }
 
-const FORMATS: [&str; 14] = [
+const FORMATS: [&str; 17] = [
+    "verbs-request",
+    "verbs-reply",
+    "verbs-cancel",
     "frame-request",
     "frame-reply",
     "frame-join",
@@ -255,6 +263,19 @@ fn frames_are_as_they_were() {
         assert_eq!(frame::Trailer::decode(trailer).unwrap().check_message(rest), Ok(()));
         assert_eq!(rest, message);
     }
+}
+
+#[test]
+fn pieces_of_verbs_frames_are_as_they_were() {
+    for (name, pieces) in values::verbs_frames() {
+        let committed = golden(name, &pieces.concat());
+        assert_eq!(committed, pieces.concat());
+        let mut assembly = verbs::Assembly::default();
+        let brought: Vec<_> =
+            pieces.iter().map(|piece| assembly.take(&verbs::decode(piece).unwrap()).unwrap()).collect();
+        assert!(brought.last().unwrap().message.is_some(), "{name}");
+    }
+    assert!(verbs::End::from_message(Some(&values::verbs_end())).is_ok());
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use crate::control::addresses::Announced;
 use crate::health::{Condition, State};
+use crate::listeners::Listener;
 use crate::node::{SOFTWARE, lock};
 use crate::put::recover;
 use crate::serve::Server;
-use railfs_engine::rail::tcp::TcpListener;
 use railfs_proto::reply::ok_outcome;
 use railfs_proto::v1;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use std::time::Instant;
 pub struct Admin {
     started: Instant,
     announced: Announced,
-    listeners: Vec<Arc<TcpListener>>,
+    listeners: Vec<Option<Listener>>,
 }
 
 impl Admin {
-    /// `listeners` in the order of the configuration.
-    pub fn new(announced: Announced, listeners: Vec<Arc<TcpListener>>) -> Admin {
+    /// `listeners` in the order of the configuration; none where an RDMA device could not be had.
+    pub fn new(announced: Announced, listeners: Vec<Option<Listener>>) -> Admin {
         Admin { started: Instant::now(), announced, listeners }
     }
 
@@ -34,19 +34,24 @@ impl Admin {
         let mut degraded = self.announced.absent();
         degraded.extend(node.publisher.catalog().degraded());
         let counts = node.publisher.catalog().counts().await.unwrap_or_default();
-        let listeners = self.announced.listeners(None).into_iter().zip(&self.listeners).map(|(listener, tcp)| {
-            let counters = tcp.counters();
+        let there = self.listeners.iter().flatten();
+        let listeners = self.announced.listeners(None).into_iter().zip(there).map(|(listener, rail)| {
+            let counts = rail.counts();
             v1::ListenerStatus {
                 listener: Some(listener),
-                connections: u32::try_from(counters.connections).unwrap_or(u32::MAX),
-                bytes_sent: counters.bulk_sent,
-                bytes_received: counters.bulk_received,
+                connections: u32::try_from(counts.connections).unwrap_or(u32::MAX),
+                bytes_sent: counts.sent,
+                bytes_received: counts.received,
             }
         });
+        let rails: Vec<_> = self.listeners.iter().flatten().map(Listener::counts).collect();
         let memory = server.puts.memory();
         let mut counters = node.counters.list();
         counters.push(("superseded_versions", counts.superseded));
         counters.push(("namespaces", counts.namespaces));
+        counters.push(("rdma_registered_bytes", rails.iter().map(|rail| rail.registered).sum()));
+        counters.push(("rdma_registered_bytes_now", rails.iter().map(|rail| rail.registered_used).sum()));
+        counters.push(("rdma_waits", rails.iter().map(|rail| rail.waited).sum()));
         counters.push(("open_files", server.files.len() as u64));
         let pins = server.pins.counts();
         counters.push(("pins", pins.pins));

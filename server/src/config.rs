@@ -17,10 +17,14 @@ use std::time::Duration;
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/railfs";
 /// Where a rail listens by default.
 pub const DEFAULT_RAIL_PORT: u16 = 7421;
+/// The transport of queue pairs.
+pub const RDMA: &str = "rdma";
 /// Bytes of landing memory by default.
 pub const DEFAULT_MAX_REGISTERED: u64 = 64 << 20;
 /// The least landing memory: what the pulls of one put need.
 pub const MIN_MAX_REGISTERED: u64 = 4 << 20;
+/// The least registered memory of one rdma rail, bytes.
+pub const MIN_RDMA_REGISTERED: u64 = 8 << 20;
 /// How long superseded versions stay readable by default.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(60);
 /// How long a client's pins last without a renewal by default.
@@ -64,10 +68,20 @@ impl std::error::Error for ConfigError {}
 pub struct RailConfig {
     /// Name of the network in which every listener reaches every device.
     pub fabric: String,
-    /// "tcp".
+    /// "tcp" or "rdma".
     pub transport: String,
-    /// Where it listens. A wildcard is announced to each client as the address by which it reached the control plane.
+    /// Where it listens. A wildcard is announced to each client as the address by which it reached the control plane. Of
+    /// "rdma" the device's address; the port means nothing.
     pub listen: SocketAddr,
+    /// Of "rdma": the device's name; none: whichever has the address.
+    pub device: Option<String>,
+}
+
+impl RailConfig {
+    /// Whether it is made of queue pairs.
+    pub fn is_rdma(&self) -> bool {
+        self.transport == RDMA
+    }
 }
 
 /// `[put]`: what a put gets that asks for nothing else.
@@ -102,8 +116,10 @@ pub struct Config {
     pub rails: Vec<RailConfig>,
     /// See there.
     pub put: PutConfig,
-    /// Bytes of landing memory.
+    /// Bytes of landing memory, and of what is registered with RDMA devices.
     pub max_registered: u64,
+    /// A rail whose RDMA device cannot be had stops the start; else it is left out, loudly.
+    pub require_rdma: bool,
     /// How long superseded versions stay readable.
     pub retention: Duration,
     /// How long pins last without a renewal.
@@ -196,10 +212,19 @@ impl Display for Config {
         writeln!(f, "node = {}", text(&self.node))?;
         writeln!(f, "state_dir = {}", text(&self.state_dir.display().to_string()))?;
         writeln!(f, "stripe_dirs = [{}]", list(self.stripe_dirs.iter().map(|d| d.display())))?;
+        writeln!(f, "require_rdma = {}", self.require_rdma)?;
         writeln!(f, "\n[control]\nlisten = [{}]", list(self.control.iter()))?;
         for rail in &self.rails {
             let (fabric, transport) = (text(&rail.fabric), text(&rail.transport));
-            writeln!(f, "\n[[rail]]\nfabric = {fabric}\ntransport = {transport}\nlisten = \"{}\"", rail.listen)?;
+            write!(f, "\n[[rail]]\nfabric = {fabric}\ntransport = {transport}\n")?;
+            if rail.is_rdma() {
+                writeln!(f, "listen = \"{}\"", rail.listen.ip())?;
+            } else {
+                writeln!(f, "listen = \"{}\"", rail.listen)?;
+            }
+            if let Some(device) = &rail.device {
+                writeln!(f, "device = {}", text(device))?;
+            }
         }
         writeln!(f, "\n[put]")?;
         writeln!(f, "stripe_size = \"{}\"", format_size(u64::from(self.put.stripe_size)))?;

@@ -11,6 +11,7 @@ pub mod watch;
 
 use crate::admin::Admin;
 use crate::catalog::{Condition, DeleteOutcome, RequestId};
+use crate::listeners::{Listener, VerbsJoinRequest};
 use crate::node::{SOFTWARE, count, lock};
 use crate::put::{BeginPut, conflict_refusal, publish_refusal};
 use crate::serve::Server;
@@ -35,6 +36,8 @@ pub struct ControlService {
     server: Arc<Server>,
     announced: Arc<Announced>,
     admin: Arc<Admin>,
+    /// In the order of the configuration.
+    listeners: Arc<Vec<Option<Listener>>>,
     /// Tells reclaim that something was superseded.
     superseded: Arc<Notify>,
     /// Ends what would go on for ever.
@@ -66,7 +69,14 @@ impl ControlService {
         superseded: Arc<Notify>,
         stopping: tokio::sync::watch::Receiver<bool>,
     ) -> ControlService {
-        ControlService { server, announced: Arc::new(announced), admin, superseded, stopping }
+        ControlService {
+            server,
+            announced: Arc::new(announced),
+            admin,
+            superseded,
+            stopping,
+            listeners: Arc::default(),
+        }
     }
 
     /// Begins a watch: its first message has come.
@@ -87,6 +97,36 @@ impl ControlService {
             drop(seat);
         });
         Ok(())
+    }
+
+    /// Joins of verbs rails go to these.
+    #[must_use]
+    pub fn with_listeners(self, listeners: Vec<Option<Listener>>) -> ControlService {
+        ControlService { listeners: Arc::new(listeners), ..self }
+    }
+
+    async fn join(&self, request: v1::JoinVerbsRequest, peer: SocketAddr) -> Result<v1::VerbsEnd, Outcome> {
+        let refused = |refusal: Refusal| refusal.to_outcome();
+        self.check_session(request.scope.as_ref(), request.session).map_err(refused)?;
+        let place = usize::try_from(request.listener).unwrap_or(usize::MAX);
+        let missing = || invalid(&format!("listener {} is not one of queue pairs here", request.listener)).to_outcome();
+        let listener = self.listeners.get(place).cloned().flatten().ok_or_else(missing)?;
+        let end = request.end.clone().ok_or_else(|| invalid(&"the request has no queue pairs").to_outcome())?;
+        let join = v1::JoinRequest {
+            protocol: request.protocol,
+            scope: request.scope,
+            session: request.session,
+            ticket: request.ticket,
+            lane: v1::Lane::Bulk.into(),
+            listener: request.listener,
+        };
+        // Queue pairs are made and connected there, which may take a moment.
+        let joined = tokio::task::spawn_blocking(move || listener.join(VerbsJoinRequest { join, end }, peer)).await;
+        match joined {
+            Ok(Some(joined)) => joined,
+            Ok(None) => Err(missing()),
+            Err(error) => Err(Refusal::new(Code::Unavailable, error.to_string()).to_outcome()),
+        }
     }
 
     fn say_hello(&self, request: &v1::HelloRequest, reached: Option<SocketAddr>) -> Result<v1::HelloReply, Refusal> {
@@ -286,6 +326,15 @@ impl control_server::Control for ControlService {
             }
         }));
         Ok(Response::new(v1::ByeReply { outcome }))
+    }
+
+    async fn join_verbs(&self, request: Request<v1::JoinVerbsRequest>) -> Result<Response<v1::JoinVerbsReply>, Status> {
+        let peer = request.remote_addr().unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
+        let reply = match self.join(request.into_inner(), peer).await {
+            Ok(end) => v1::JoinVerbsReply { outcome: Some(ok_outcome()), end: Some(end) },
+            Err(outcome) => v1::JoinVerbsReply { outcome: Some(outcome), end: None },
+        };
+        Ok(Response::new(reply))
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {

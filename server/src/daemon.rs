@@ -11,13 +11,14 @@ use crate::control::ControlService;
 use crate::control::addresses::{Announced, is_here};
 use crate::control::incoming::Patient;
 use crate::health::Condition;
+use crate::listeners::{Failure, Listener, shares};
 use crate::node::{Node, add, lock};
 use crate::put::Puts;
 use crate::put::recover::{self, Found};
 use crate::serve::{Gate, Server, pin, pins, reclaim};
 use crate::store::{self, StoreError};
 use railfs_engine::clock::Clock;
-use railfs_engine::rail::tcp::{ListenerConfig, TcpListener};
+use railfs_engine::memory::plan::{Memlock, check};
 use railfs_proto::v1::control_server::ControlServer;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -62,6 +63,9 @@ pub enum StartError {
     /// See the message.
     #[error("no interface of this machine has the address of any rail ({0}): bring one up, or set another rail.listen")]
     NoRail(String),
+    /// See the message.
+    #[error("an RDMA rail cannot be had: {0} (only `require_rdma` makes a device that is not there an error)")]
+    Rdma(String),
     /// The stripe directories.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -87,7 +91,7 @@ pub struct Daemon {
     runtime: Option<Runtime>,
     server: Option<Arc<Server>>,
     catalog: Option<Arc<LogCatalog>>,
-    listeners: Vec<Arc<TcpListener>>,
+    listeners: Vec<Option<Listener>>,
     control: Vec<SocketAddr>,
     shutdown: watch::Sender<bool>,
     control_tasks: Vec<tokio::task::JoinHandle<()>>,
@@ -121,7 +125,7 @@ fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 struct Bound {
     control: Vec<std::net::TcpListener>,
     addresses: Vec<SocketAddr>,
-    rails: Vec<Arc<TcpListener>>,
+    rails: Vec<Option<Listener>>,
     gates: Vec<Arc<Gate>>,
     announced: Announced,
 }
@@ -143,15 +147,31 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
         let all = config.rails.iter().map(|rail| rail.listen.to_string()).collect::<Vec<_>>();
         return Err(StartError::NoRail(all.join(", ")));
     }
+    let plan = crate::listeners::plan(config);
+    match plan.map(|plan| check(&plan, Memlock::now())) {
+        None => {}
+        Some(Ok(plan)) => tracing::info!("{plan}"),
+        Some(Err(why)) => return Err(StartError::Rdma(why)),
+    }
     let (mut rails, mut gates, mut announced) = (Vec::new(), Vec::new(), Vec::new());
     for (id, rail) in (0u32..).zip(&config.rails) {
         let gate = Gate::new(id);
-        let listener = ListenerConfig::new(format!("rail{id}"), vec![rail.listen]);
-        let listener = TcpListener::start(listener, clock, Arc::clone(&gate) as _).map_err(StartError::Rail)?;
-        let address = listener.addresses().first().copied().unwrap_or(rail.listen);
-        announced.push((rail.clone(), address));
-        rails.push(Arc::new(listener));
+        let listener = match Listener::start(id, rail, config, clock, Arc::clone(&gate)) {
+            Ok(listener) => Some(listener),
+            Err(Failure::Tcp(error)) => return Err(StartError::Rail(error)),
+            Err(Failure::Rdma(why)) if config.require_rdma => return Err(StartError::Rdma(why)),
+            Err(Failure::Rdma(why)) => {
+                tracing::error!(rail = id, fabric = rail.fabric, %why, "an RDMA rail cannot be had: the others are served without it");
+                None
+            }
+        };
+        let address = listener.as_ref().and_then(Listener::address).unwrap_or(rail.listen);
+        announced.push(listener.is_some().then(|| (rail.clone(), address)));
+        rails.push(listener);
         gates.push(gate);
+    }
+    if rails.iter().all(Option::is_none) {
+        return Err(StartError::Rdma("no rail can be had".to_owned()));
     }
     let announced = Announced::new(addresses.clone(), announced);
     for line in announced.absent() {
@@ -171,7 +191,7 @@ impl Daemon {
         let bound = listen(config, clock)?;
         let started = Self::start_behind(config, clock, locked, &bound);
         if started.is_err() {
-            bound.rails.iter().for_each(|rail| rail.stop());
+            bound.rails.iter().flatten().for_each(Listener::stop);
         }
         started
     }
@@ -206,7 +226,7 @@ impl Daemon {
         let node = Arc::new(node);
         add(&node.counters.debris_removed, found.removed);
         add(&node.counters.components_lost, found.lost);
-        let puts = Puts::start(Arc::clone(&node), config.put, config.max_registered)
+        let puts = Puts::start(Arc::clone(&node), config.put, shares(config).0)
             .map_err(|error| StartError::Resources { what: "memory.max_registered", detail: error.to_string() })?;
         let superseded = Arc::new(Notify::new());
         let limits = pins::Limits { lease: config.pin_lease, pins: config.max_pins };
@@ -222,7 +242,8 @@ impl Daemon {
             admin,
             Arc::clone(&superseded),
             stopping.clone(),
-        );
+        )
+        .with_listeners(bound.rails.clone());
         let mut control_tasks = Vec::new();
         let (reporter, health) = tonic_health::server::health_reporter();
         runtime.block_on(async {
@@ -268,9 +289,9 @@ impl Daemon {
         &self.control
     }
 
-    /// Where the rails listen, in the order of the configuration.
+    /// Where the rails listen, in the order of the configuration; rails of RDMA devices with port 0.
     pub fn rail_addresses(&self) -> Vec<SocketAddr> {
-        self.listeners.iter().filter_map(|listener| listener.addresses().first().copied()).collect()
+        self.listeners.iter().flatten().filter_map(Listener::address).collect()
     }
 
     /// What was found at start.
@@ -327,7 +348,7 @@ impl Daemon {
                 let _ = tokio::time::timeout(GRACE, all).await;
             });
         }
-        for listener in self.listeners.drain(..) {
+        for listener in self.listeners.drain(..).flatten() {
             listener.stop();
         }
         let mut stopped = Ok(());

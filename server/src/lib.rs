@@ -10,6 +10,7 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod health;
+pub mod listeners;
 pub mod manager;
 pub mod manual;
 pub mod node;

@@ -13,6 +13,11 @@ needed=(
   fusermount3:fuse3 # mounts without root
   ip:iproute2       # network namespaces, rails taken away
   jq:jq             # the demo reads `status --json`
+  # building verbs rails (the Cargo feature `rdma`); running them needs libibverbs1 and ibverbs-providers only
+  ibverbs-headers:libibverbs-dev
+  rdmacm-headers:librdmacm-dev
+  pkg-config:pkg-config
+  libclang:libclang-14-dev
   # tests/lab: guests with another kernel, Soft-RoCE and systemd
   qemu-system-x86_64:qemu-system-x86
   modprobe:kmod
@@ -32,7 +37,8 @@ needed=(
   getfattr:attr
   faketime:faketime # a server with another clock
 )
-[[ ${1:-} == demo ]] && needed=(cc:gcc python3:python3 fusermount3:fuse3 ip:iproute2 jq:jq unshare:util-linux)
+[[ ${1:-} == demo ]] && needed=(cc:gcc python3:python3 fusermount3:fuse3 ip:iproute2 jq:jq unshare:util-linux
+  ibverbs-headers:libibverbs-dev rdmacm-headers:librdmacm-dev pkg-config:pkg-config libclang:libclang-14-dev)
 
 say() { echo "setup: $*"; }
 fail() {
@@ -49,6 +55,10 @@ is_there() {
   local path
   case $1 in
     static-busybox) path=$(command -v busybox) && ! ldd "$path" >/dev/null 2>&1 ;;
+    ibverbs-headers) [[ -e /usr/include/infiniband/verbs.h ]] ;;
+    rdmacm-headers) [[ -e /usr/include/rdma/rdma_cma.h ]] ;;
+    # 13 to 15: newer ones write layouts that the generator of rdma-sys does not read.
+    libclang) [[ -n ${LIBCLANG_PATH:-} ]] || compgen -G '/usr/lib/llvm-1[345]/lib/libclang*.so*' >/dev/null ;;
     librxe) compgen -G '/usr/lib/*/libibverbs/librxe-*' >/dev/null ;;
     # iproute2 and others live in /usr/sbin, which an ordinary user's PATH may lack.
     *) PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null ;;

@@ -334,6 +334,9 @@ impl v1::control_server::Control for FromTheFuture {
     async fn delete(&self, _: tonic::Request<v1::DeleteRequest>) -> Answer<v1::DeleteReply> {
         Err(tonic::Status::unimplemented("not here"))
     }
+    async fn join_verbs(&self, _: tonic::Request<v1::JoinVerbsRequest>) -> Answer<v1::JoinVerbsReply> {
+        Err(tonic::Status::unimplemented("not here"))
+    }
     async fn status(&self, _: tonic::Request<v1::StatusRequest>) -> Answer<v1::StatusReply> {
         Err(tonic::Status::unimplemented("not here"))
     }

@@ -272,6 +272,34 @@ impl Control {
         }
     }
 
+    /// Takes a ticket and makes the server's end of a verbs rail.
+    #[cfg(feature = "rdma")]
+    pub(super) async fn join_verbs(&self, listener: u32, end: v1::VerbsEnd) -> Result<(u64, v1::VerbsEnd)> {
+        let deadline = Instant::now() + self.config.connect_deadline;
+        let (session, ticket) = self.ticket().await?;
+        let link = self.link(None, deadline).await?;
+        let request = v1::JoinVerbsRequest {
+            protocol: session.protocol,
+            scope: Some(session.scope()),
+            session: session.id,
+            ticket,
+            listener,
+            end: Some(end),
+        };
+        let unreachable = |detail| Error::Unreachable { peer: link.address.clone(), detail };
+        let mut client = link.client.clone();
+        let reply = timeout_at(deadline, client.join_verbs(request)).await;
+        let reply = reply.map_err(|_| unreachable("no answer to a join in time".to_owned()))?;
+        let reply = reply.map_err(|status| unreachable(causes(&status)))?.into_inner();
+        railfs_proto::reply::check_outcome(reply.outcome.as_ref())
+            .map_err(|refusal| unreachable(format!("the rail was refused: {refusal}")))?;
+        let end = reply.end.ok_or_else(|| Error::BadAnswer {
+            peer: link.address.clone(),
+            detail: "a join without queue pairs".to_owned(),
+        })?;
+        Ok((session.id, end))
+    }
+
     /// Hello over a connection that is there. One at a time: several rails that ask for tickets of a server that was
     /// restarted would otherwise each be given a session of their own, and a put belongs to one session's rails.
     pub(super) async fn hello_again(&self, link: &Link, tickets: u32, deadline: Instant) -> Result<(Link, Vec<Bytes>)> {

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::slots::{BLOCK, Slot, Slots};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -183,6 +185,40 @@ impl Free {
         // slice of a Free slot exists.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.pointer().as_ptr(), bytes.len()) };
         Some(Fenced(self.0))
+    }
+    /// Reads `length` bytes (at most the extent's size) of a file from `offset` to its start; says how many there were. What
+    /// is missing is zeros. Memory that nobody else was ever told of needs no fence: the kernel writes until the call returns.
+    pub fn read(self, file: &File, offset: u64, length: u32) -> (Fenced, std::io::Result<u32>) {
+        let length = length.min(self.size());
+        let start = self.0.pointer();
+        let mut got: u32 = 0;
+        let mut result = Ok(());
+        while got < length {
+            let at = libc::off_t::try_from(offset + u64::from(got));
+            let Ok(at) = at else {
+                result = Err(std::io::ErrorKind::InvalidInput.into());
+                break;
+            };
+            // SAFETY: the slot is ours alone (Free), and `got..length` lies inside it.
+            let read = unsafe {
+                let to = start.as_ptr().add(got as usize);
+                libc::pread(file.as_raw_fd(), to.cast(), (length - got) as usize, at)
+            };
+            match u32::try_from(read) {
+                Ok(0) => break,
+                Ok(more) => got += more,
+                Err(_) => {
+                    let error = std::io::Error::last_os_error();
+                    if error.kind() != std::io::ErrorKind::Interrupted {
+                        result = Err(error);
+                        break;
+                    }
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { std::ptr::write_bytes(start.as_ptr().add(got as usize), 0, (length - got) as usize) };
+        (Fenced(self.0), result.map(|()| got))
     }
 }
 

@@ -19,6 +19,11 @@ fn place(extent: &Exposed, offset: u32, length: usize) -> Option<(NonNull<u8>, u
     (length > 0).then(|| (unsafe { base.add(offset as usize) }, length))
 }
 
+/// Where an exposed extent lies, for a key over it.
+pub(crate) fn address(extent: &Exposed) -> Option<NonNull<u8>> {
+    place(extent, 0, 1).map(|(pointer, _)| pointer)
+}
+
 /// Receives what is there now, at most `length` bytes, to `offset`. `Ok(0)`: the other side has closed. Never blocks.
 ///
 /// Takes the extent mutably: two receives into it at once cannot be written down.

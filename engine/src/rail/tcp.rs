@@ -10,10 +10,10 @@
 
 mod client;
 mod connection;
-mod listener;
+pub(in crate::rail) mod listener;
 mod out;
 mod receive;
-mod signal;
+pub(in crate::rail) mod signal;
 mod socket;
 
 pub use client::TcpRail;

@@ -5,6 +5,8 @@
 
 pub mod sim;
 pub mod tcp;
+#[cfg(feature = "rdma")]
+pub mod verbs;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use railfs_engine::clock::Time;
@@ -225,11 +227,11 @@ impl Handler for Server {
         match message[0] {
             0 => replier.reply(Bulk::None, finish),
             1 => replier.reply(Bulk::Bytes(pattern(message[5], length).into()), finish),
-            2 => replier.reply(Bulk::File { file: self.file.clone(), offset: 0, length }, finish),
-            5 => replier.reply(Bulk::File { file: self.file.clone(), offset: 1 << 19, length }, finish),
+            2 => replier.reply(Bulk::File { file: self.file.clone(), offset: 0, length, check: None }, finish),
+            5 => replier.reply(Bulk::File { file: self.file.clone(), offset: 1 << 19, length, check: None }, finish),
             6 => {
                 let file = Arc::new(File::open("/").unwrap());
-                replier.reply(Bulk::File { file, offset: 0, length }, finish);
+                replier.reply(Bulk::File { file, offset: 0, length, check: None }, finish);
             }
             3 => self.held.lock().unwrap().push((message, replier)),
             _ => drop(replier),
@@ -276,6 +278,15 @@ pub trait World: Send + Sync {
     fn whole(&self, lane: Lane, id: u64, bulk: &[u8], message: &[u8], ours: bool);
     /// Pings that the server has seen, by hand.
     fn pings(&self) -> u64;
+}
+
+/// Says that a test cannot run here, where `make test` counts it.
+pub fn skip(name: &str, why: &str) {
+    eprintln!("SKIPPED {name}: {why}");
+    if let Some(path) = std::env::var_os("RAILFS_SKIP_LOG") {
+        let mut log = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+        writeln!(log, "SKIPPED {name}: {why}").unwrap();
+    }
 }
 
 /// Ids are unique over all of a test.

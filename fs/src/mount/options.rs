@@ -5,14 +5,14 @@
 
 use crate::failure::Failure;
 use crate::ops::{Io, MAX_READ, Mode};
-use railfs_engine::client::Config;
+use railfs_engine::client::{Config, Rdma};
 use railfs_proto::limits::{MAX_PAGE, STOP_DEADLINE};
 use railfs_proto::units::{format_size, parse_duration, parse_size};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-pub const KEYS: [&str; 23] = [
+pub const KEYS: [&str; 24] = [
     "ro",
     "nosuid",
     "nodev",
@@ -20,6 +20,7 @@ pub const KEYS: [&str; 23] = [
     "allow_other",
     "default_permissions",
     "nonempty",
+    "require_rdma",
     "mode",
     "io",
     "arena",
@@ -49,6 +50,8 @@ pub struct Options {
     pub nonempty: bool,
     /// Nothing may be executed.
     pub noexec: bool,
+    /// Only RDMA rails: without them the mount fails.
+    pub require_rdma: bool,
     /// What programs' reads see.
     pub mode: Mode,
     /// How they reach the daemon.
@@ -92,6 +95,7 @@ impl Default for Options {
             default_permissions: false,
             nonempty: false,
             noexec: false,
+            require_rdma: false,
             mode: Mode::default(),
             io: Io::default(),
             arena: client.arena,
@@ -134,14 +138,14 @@ impl Options {
             None => (option, None),
         };
         let wrong = |problem: String| Err(Failure::usage(format!("option {key}: {problem}")));
-        if KEYS[..7].contains(&key)
+        if KEYS[..8].contains(&key)
             && let Some(value) = value
         {
             return wrong(format!("takes no value (\"{value}\" was given)"));
         }
         let value = match value {
             Some(value) => value,
-            None if KEYS[7..].contains(&key) => return wrong(format!("needs a value, as in {key}={}", example(key))),
+            None if KEYS[8..].contains(&key) => return wrong(format!("needs a value, as in {key}={}", example(key))),
             None => "",
         };
         match key {
@@ -151,6 +155,7 @@ impl Options {
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = true,
             "nonempty" => self.nonempty = true,
+            "require_rdma" => self.require_rdma = true,
             "mode" => self.mode = word(key, value, &Mode::NAMES)?,
             "io" => self.io = word(key, value, &Io::NAMES)?,
             "arena" => self.arena = size(key, value)? / ARENA_UNIT * ARENA_UNIT,
@@ -185,6 +190,7 @@ impl Options {
             read_deadline: self.read_timeout,
             metadata_deadline: self.metadata_timeout,
             connect_deadline: self.connect_timeout,
+            rdma: if self.require_rdma { Rdma::Required } else { Rdma::Auto },
             ..Config::default()
         }
     }
@@ -335,7 +341,7 @@ mod tests {
     #[test]
     fn every_key_acts() {
         let lists = [
-            "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,arena=64MiB,threads=3,workers=4",
+            "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,require_rdma,arena=64MiB,threads=3,workers=4",
             "mode=snapshot,io=cached,readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
             "retry=5min,stop_timeout=3s",
             "uid=1000,gid=0,umask=027",
@@ -346,6 +352,7 @@ mod tests {
             default_permissions: true,
             nonempty: true,
             noexec: true,
+            require_rdma: true,
             mode: Mode::Snapshot,
             io: Io::Cached,
             arena: 64 << 20,

@@ -89,7 +89,74 @@ pub fn listener(id: u32) -> v1::Listener {
         address: format!("10.0.0.{}:7421", id + 1),
         speed_mbps: 25_000,
         capabilities: vec!["zero-copy".into()],
+        gid: Default::default(),
     }
+}
+
+pub fn verbs_listener() -> v1::Listener {
+    v1::Listener {
+        transport: "rdma".into(),
+        address: "10.0.0.9".into(),
+        gid: b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\x09"[..].into(),
+        ..listener(2)
+    }
+}
+
+pub fn verbs_end() -> v1::VerbsEnd {
+    v1::VerbsEnd {
+        gid: verbs_listener().gid,
+        lid: 7,
+        mtu: 3,
+        piece_bytes: 4096,
+        depth: 64,
+        pairs: (1..6).map(|n| v1::VerbsPair { number: n * 17, psn: 0xff_ffff - n }).collect(),
+    }
+}
+
+pub fn join_verbs_request() -> v1::JoinVerbsRequest {
+    v1::JoinVerbsRequest {
+        protocol: 1,
+        scope: Some(scope()),
+        session: 42,
+        ticket: vec![3; 16].into(),
+        listener: 2,
+        end: Some(verbs_end()),
+    }
+}
+
+/// A request with a landing, and a reply whose bulk is carried in its pieces.
+pub fn verbs_frames() -> [(&'static str, Vec<Vec<u8>>); 3] {
+    use prost::Message;
+    use railfs_proto::verbs::{FrameKind, Header, encode};
+    let request = rail_requests().swap_remove(0).1.encode_to_vec();
+    let reply = rail_replies().swap_remove(0).1.encode_to_vec();
+    let bulk: Vec<u8> = (0..700u32).map(|n| n as u8).collect();
+    let plain = |kind| Header::plain(kind, 42, 7);
+    let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap();
+    let of = |header: Header, words: &[u8], bulk: &[u8]| {
+        let whole = [words, bulk].concat();
+        let (mut at, mut out, mut pieces) = (0, Vec::new(), Vec::new());
+        loop {
+            at += encode(&header, 99, at, 256, |at, length| &whole[at..(at + length).min(whole.len())], &mut out);
+            pieces.push(out.clone());
+            if at == whole.len() {
+                return pieces;
+            }
+        }
+    };
+    let landing = Header {
+        message: length(&request),
+        bulk: 1 << 20,
+        address: 0x7f00_1234_5000,
+        key: 0xdead_beef,
+        ..plain(FrameKind::Request)
+    };
+    let carried = Header { message: length(&reply), bulk: 700, carried: 700, ..plain(FrameKind::Reply) };
+    [
+        ("verbs-request", of(landing, &request, &[])),
+        ("verbs-reply", of(carried, &reply, &bulk)),
+        ("verbs-cancel", of(plain(FrameKind::Cancel), &[], &[])),
+    ]
 }
 
 pub fn hello_request() -> v1::HelloRequest {

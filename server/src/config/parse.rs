@@ -2,7 +2,7 @@
 
 use super::{
     Config, ConfigError, DEFAULT_MAX_PINS, DEFAULT_MAX_REGISTERED, DEFAULT_PIN_LEASE, DEFAULT_RAIL_PORT,
-    DEFAULT_RETENTION, DEFAULT_STATE_DIR, MIN_MAX_REGISTERED, PutConfig, RailConfig,
+    DEFAULT_RETENTION, DEFAULT_STATE_DIR, MIN_MAX_REGISTERED, MIN_RDMA_REGISTERED, PutConfig, RDMA, RailConfig,
 };
 use railfs_proto::layout::{LayoutError, Striping};
 use railfs_proto::limits::{
@@ -18,10 +18,10 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 pub(super) const TOP: &[&str] =
-    &["node", "state_dir", "stripe_dirs", "control", "rail", "put", "memory", "retention", "security"];
+    &["node", "state_dir", "stripe_dirs", "require_rdma", "control", "rail", "put", "memory", "retention", "security"];
 pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("control", &["listen"]),
-    ("rail", &["fabric", "transport", "listen"]),
+    ("rail", &["fabric", "transport", "listen", "device"]),
     ("put", &["stripe_size", "page_size", "width"]),
     ("memory", &["max_registered"]),
     ("retention", &["superseded", "pin_lease", "max_pins"]),
@@ -266,6 +266,19 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
         Some((time, _)) => time,
         None => DEFAULT_RETENTION,
     };
+    let require_rdma = top.boolean("require_rdma")?.unwrap_or(false);
+    let verbs = rails.iter().filter(|rail| rail.is_rdma()).count() as u64;
+    let least = MIN_MAX_REGISTERED + verbs * MIN_RDMA_REGISTERED;
+    if verbs > 0 && max_registered / 2 < least {
+        let problem = format!(
+            "{} is too little: half of it is for puts (at least {}), and each of {verbs} rdma rails needs {} of the rest: {} in all",
+            format_size(max_registered),
+            format_size(MIN_MAX_REGISTERED),
+            format_size(MIN_RDMA_REGISTERED),
+            format_size(2 * least)
+        );
+        return Err(source.error(None, "memory.max_registered", problem));
+    }
     let pin_lease = match kept.duration("pin_lease")? {
         Some((time, value)) if !PIN_LEASE.contains(&time) => {
             return Err(kept.error(value, "pin_lease", "is not from 1 s to 24 h"));
@@ -290,6 +303,7 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
         rails,
         put,
         max_registered,
+        require_rdma,
         retention,
         pin_lease,
         max_pins,
@@ -396,6 +410,7 @@ fn rails(
         fabric: "default".to_owned(),
         transport: "tcp".to_owned(),
         listen: SocketAddr::new(default_host, DEFAULT_RAIL_PORT),
+        device: None,
     };
     let Some(value) = top.get("rail") else { return Ok(vec![default()]) };
     let list = value.get_ref().as_array().ok_or_else(|| top.wrong(value, "rail", "written as [[rail]]"))?;
@@ -417,13 +432,39 @@ fn rails(
             }
             rail.fabric = fabric.to_owned();
         }
-        if let Some((transport, value)) = section.string("transport", "\"tcp\"")?
-            && transport != "tcp"
-        {
-            let problem = format!("\"{transport}\" is not a transport of this version: use \"tcp\"");
-            return Err(section.error(value, "transport", problem));
+        if let Some((transport, value)) = section.string("transport", "\"tcp\" or \"rdma\"")? {
+            if transport != "tcp" && transport != RDMA {
+                let problem = format!("\"{transport}\" is not a transport of this version: use \"tcp\" or \"rdma\"");
+                return Err(section.error(value, "transport", problem));
+            }
+            rail.transport = transport.to_owned();
+        }
+        if let Some((device, value)) = section.string("device", "the name of an RDMA device")? {
+            if !rail.is_rdma() {
+                return Err(section.error(value, "device", "is for transport = \"rdma\" only: leave it out"));
+            }
+            if device.len() > MAX_WORD || device.bytes().any(|b| !b.is_ascii_graphic() || b == b'/') {
+                return Err(section.error(value, "device", format!("\"{device}\" is no name of a device")));
+            }
+            rail.device = Some(device.to_owned());
         }
         match section.string("listen", "an address")? {
+            Some((text, value)) if rail.is_rdma() => {
+                let problem =
+                    || format!("\"{text}\" is not the address of an RDMA device (an IP address without a port)");
+                let ip: IpAddr = text.parse().map_err(|_| section.error(value, "listen", problem()))?;
+                if ip.is_unspecified() || ip.is_multicast() {
+                    return Err(section.error(value, "listen", problem()));
+                }
+                rail.listen = guarded(&section, value, SocketAddr::new(ip, 0), insecure)?;
+                if rails.iter().any(|other| other.is_rdma() && other.listen == rail.listen) {
+                    return Err(section.error(value, "listen", format!("{ip} is listed twice")));
+                }
+            }
+            None if rail.is_rdma() => {
+                let problem = "is missing: a rail of transport \"rdma\" needs the address of its device";
+                return Err(source.error(Some(item.span()), "rail.listen", problem));
+            }
             Some((text, value)) => {
                 let address = section.address(value, "listen", text, DEFAULT_RAIL_PORT)?;
                 rail.listen = guarded(&section, value, address, insecure)?;

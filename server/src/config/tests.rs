@@ -205,6 +205,7 @@ fn the_page_lists_every_key_and_no_other_with_its_default() {
     assert_eq!(default("retention.pin_lease"), format_duration(least.pin_lease));
     assert_eq!(default("retention.max_pins"), least.max_pins.to_string());
     assert_eq!(default("security.insecure"), least.insecure.to_string());
+    assert_eq!(default("require_rdma"), least.require_rdma.to_string());
 }
 
 #[test]
@@ -224,6 +225,7 @@ fn the_page_of_metrics_lists_every_counter_of_a_server_and_no_other() {
     let mut known: Vec<&str> = counters.iter().map(|(name, _)| *name).collect();
     known.extend(["superseded_versions", "namespaces", "open_files", "watchers"]);
     known.extend(["pins", "pin_leases", "pins_refused", "pins_lapsed"]);
+    known.extend(["rdma_registered_bytes", "rdma_registered_bytes_now", "rdma_waits"]);
     named.sort_unstable();
     known.sort_unstable();
     assert_eq!(named, known);

@@ -12,7 +12,16 @@ use std::net::{IpAddr, SocketAddr};
 #[derive(Clone, Debug)]
 pub struct Announced {
     control: Vec<SocketAddr>,
-    rails: Vec<(RailConfig, SocketAddr)>,
+    /// None: one whose device could not be had.
+    rails: Vec<Option<(RailConfig, SocketAddr)>>,
+}
+
+/// RoCE version 2: the GID of an address is the address.
+fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
 }
 
 /// `::ffff:a.b.c.d` is `a.b.c.d`.
@@ -62,8 +71,8 @@ fn seen(bound: SocketAddr, reached: Option<SocketAddr>, machine: &[IpAddr]) -> V
 }
 
 impl Announced {
-    /// `rails` in the order of the configuration.
-    pub fn new(control: Vec<SocketAddr>, rails: Vec<(RailConfig, SocketAddr)>) -> Announced {
+    /// `rails` in the order of the configuration; `None` where one could not be had.
+    pub fn new(control: Vec<SocketAddr>, rails: Vec<Option<(RailConfig, SocketAddr)>>) -> Announced {
         Announced { control, rails }
     }
 
@@ -76,21 +85,25 @@ impl Announced {
             } else {
                 *bound
             };
+            let is_rdma = rail.is_rdma();
             Some(v1::Listener {
                 id,
                 fabric: rail.fabric.clone(),
                 transport: rail.transport.clone(),
-                address: address.to_string(),
+                address: if is_rdma { address.ip().to_string() } else { address.to_string() },
                 speed_mbps: 0,
                 capabilities: Vec::new(),
+                gid: if is_rdma { gid(address.ip()).to_vec().into() } else { Default::default() },
             })
         };
-        (0u32..).zip(&self.rails).filter_map(listener).collect()
+        // Ids are places in the configuration: what is left out keeps its number.
+        let there = |(id, rail): (u32, &Option<(RailConfig, SocketAddr)>)| listener((id, rail.as_ref()?));
+        (0u32..).zip(&self.rails).filter_map(there).collect()
     }
 
     /// The rails that nobody can reach because no interface has their address now, one line each.
     pub fn absent(&self) -> Vec<String> {
-        let absent = self.rails.iter().filter(|(_, bound)| !is_here(bound.ip()));
+        let absent = self.rails.iter().flatten().filter(|(_, bound)| !is_here(bound.ip()));
         let line = |(rail, bound): &(RailConfig, SocketAddr)| {
             format!(
                 "rail {} ({bound}): no interface of this machine has that address; it is used once one has",
@@ -125,11 +138,13 @@ mod tests {
         assert_eq!(seen(at("10.0.0.9:5"), mapped, &machine), [at("10.0.0.9:5")]);
         assert_eq!(seen(at("[::]:5"), mapped, &machine), [at("10.0.0.2:5"), at("10.0.0.1:5"), at("[fd00::1]:5")]);
         assert_eq!(seen(at("0.0.0.0:5"), None, &machine), [at("10.0.0.1:5")]);
-        let rail = RailConfig { fabric: "f".into(), transport: "tcp".into(), listen: at("[::]:0") };
-        let announced =
-            Announced::new(vec![at("[::]:1")], vec![(rail.clone(), at("[::]:2")), (rail, at("10.1.0.1:3"))]);
+        let rail = RailConfig { fabric: "f".into(), transport: "tcp".into(), listen: at("[::]:0"), device: None };
+        let announced = Announced::new(
+            vec![at("[::]:1")],
+            vec![Some((rail.clone(), at("[::]:2"))), None, Some((rail, at("10.1.0.1:3")))],
+        );
         let addresses: Vec<_> = announced.listeners(mapped).into_iter().map(|l| (l.id, l.address)).collect();
-        assert_eq!(addresses, [(0, "10.0.0.2:2".to_owned()), (1, "10.1.0.1:3".to_owned())]);
+        assert_eq!(addresses, [(0, "10.0.0.2:2".to_owned()), (2, "10.1.0.1:3".to_owned())]);
         assert_eq!(announced.control(mapped)[0], "10.0.0.2:1");
         assert!(machine.len() == 2);
     }

@@ -9,7 +9,8 @@ use super::lookup::proof_of;
 use super::{Answer, Due, Server};
 use crate::health::Condition;
 use crate::node::{add, count};
-use railfs_engine::rail::{Bulk, Sent};
+use railfs_engine::rail::{Bulk, Check, Sent};
+use railfs_proto::checksum::page_checksums;
 use railfs_proto::descriptor::{Id, Proof};
 use railfs_proto::limits::MAX_EXTENT;
 use railfs_proto::reply::{Refusal, ok_outcome};
@@ -206,7 +207,12 @@ impl Server {
             std::num::NonZeroU64::new(u64::from(fetch.length)),
             rustix::fs::Advice::WillNeed,
         );
-        let bulk = Bulk::File { file: Arc::clone(component.file()), offset, length: fetch.length };
+        let bulk = Bulk::File {
+            file: Arc::clone(component.file()),
+            offset,
+            length: fetch.length,
+            check: Some(check_of(fetch, component, sums.clone())),
+        };
         let (server, fetch) = (Arc::clone(self), fetch.clone());
         answer.bulk(bulk, move |sent| server.fetched(&fetch, sums, &sent));
     }
@@ -233,6 +239,14 @@ impl Server {
         };
         RailReply { outcome: Some(ok_outcome()), body: Some(rail_reply::Body::Fetch(reply)) }
     }
+}
+
+/// Whether bytes that came off the disk are those that were put: every page against its checksum.
+fn check_of(fetch: &Fetch, component: &Component, sums: Vec<u64>) -> Check {
+    let page_size = component.striping().page_size();
+    let (version, index) = (fetch.key.version, fetch.key.component);
+    let first = fetch.offset / u64::from(page_size);
+    Check::new(move |bytes| page_checksums(version, index, first, page_size, bytes) == sums)
 }
 
 fn gone(key: Key) -> Refusal {

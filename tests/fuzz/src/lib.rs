@@ -19,14 +19,14 @@ use railfs_proto::reply::{
 };
 use railfs_proto::url::Url;
 use railfs_proto::watch::check_watch_reply;
-use railfs_proto::{units, v1};
+use railfs_proto::{units, v1, verbs};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A fuzz target: whether the bytes were accepted.
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target by name; a file of this name lies in `fuzz_targets/`, a folder in `seeds/`.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("frame", frame),
     ("rail_request", rail_request),
     ("rail_reply", rail_reply),
@@ -42,6 +42,8 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("url", url),
     ("name", name),
     ("units", parse_units),
+    ("verbs_frame", verbs_frame),
+    ("verbs_end", verbs_end),
 ];
 
 /// The page size that replies to fetches and pulls are checked with, bytes.
@@ -86,6 +88,41 @@ fn repair_frame(data: &[u8]) -> Option<Vec<u8>> {
     let (tail, message) = rest.split_first_chunk_mut::<TRAILER>()?;
     *tail = frame::Trailer::of(message).encode();
     Some(out)
+}
+
+/// Pieces of verbs frames as they come on one queue pair: each behind its length in two bytes.
+pub fn verbs_frame(mut data: &[u8]) -> bool {
+    let (mut assembly, mut whole) = (verbs::Assembly::default(), false);
+    while let Some((length, rest)) = data.split_first_chunk() {
+        let Some((bytes, rest)) = rest.split_at_checked(u16::from_le_bytes(*length).into()) else { return false };
+        data = rest;
+        let Ok(piece) = verbs::decode(bytes) else { return false };
+        if let Some(header) = &piece.header {
+            assert!(header.bulk <= railfs_proto::limits::MAX_EXTENT && header.payload() <= 2 << 20);
+        }
+        let Ok(brought) = assembly.take(&piece) else { return false };
+        if let Some((start, bulk)) = brought.bulk {
+            assert!(start as usize + bulk.len() <= brought.header.carried as usize);
+        }
+        if let Some(message) = &brought.message {
+            assert_eq!(message.len(), brought.header.message as usize);
+        }
+        whole = brought.message.is_some();
+    }
+    whole && data.is_empty()
+}
+
+/// One piece as [`verbs_frame`] wants it.
+pub fn piece_seed(piece: &[u8]) -> Vec<u8> {
+    [&u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes()[..], piece].concat()
+}
+
+/// What one side says of its queue pairs.
+pub fn verbs_end(data: &[u8]) -> bool {
+    let Ok(message) = v1::VerbsEnd::decode(data) else { return false };
+    let Ok(end) = verbs::End::from_message(Some(&message)) else { return false };
+    assert_eq!(verbs::End::from_message(Some(&end.to_message())), Ok(end));
+    true
 }
 
 /// A request inside a frame.

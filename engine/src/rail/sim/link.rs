@@ -94,7 +94,7 @@ pub(super) fn gather(bulk: Bulk) -> (Bytes, Sent) {
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             (bytes, Sent { bytes: length, error: None })
         }
-        Bulk::File { file, offset, length } => {
+        Bulk::File { file, offset, length, .. } => {
             let mut buffer = vec![0u8; length as usize];
             let mut sent = Sent { bytes: 0, error: None };
             while sent.bytes < length {

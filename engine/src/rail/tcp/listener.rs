@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 /// Numbers every connection of the process.
-static NUMBERS: AtomicU64 = AtomicU64::new(1);
+pub(in crate::rail) static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 /// What a listener has done so far and does now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

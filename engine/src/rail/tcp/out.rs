@@ -104,7 +104,9 @@ impl Item {
                 let length = u32::try_from(bytes.len()).map_err(|error| error.to_string())?;
                 (Stage::Bytes(bytes), length)
             }
-            Bulk::File { file, offset, length } if length > 0 => (Stage::File { file, offset, left: length }, length),
+            Bulk::File { file, offset, length, .. } if length > 0 => {
+                (Stage::File { file, offset, left: length }, length)
+            }
             Bulk::None | Bulk::Bytes(_) | Bulk::File { .. } => {
                 return Item::finished(session, id, finish(Sent { bytes: 0, error: None }));
             }

@@ -14,34 +14,34 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A panic elsewhere must not take the rail's bookkeeping with it.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(in crate::rail) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A wake for a poll() loop.
 #[derive(Debug)]
-pub(super) struct Signal {
+pub(in crate::rail) struct Signal {
     fd: OwnedFd,
     raised: AtomicBool,
 }
 
 impl Signal {
-    pub(super) fn new() -> io::Result<Signal> {
+    pub(in crate::rail) fn new() -> io::Result<Signal> {
         Ok(Signal { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, raised: AtomicBool::new(false) })
     }
     /// Raised twice is raised once: the second costs no system call.
-    pub(super) fn raise(&self) {
+    pub(in crate::rail) fn raise(&self) {
         if !self.raised.swap(true, Ordering::SeqCst) {
             // The counter cannot overflow: `raised` allows one write between two clears.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
     /// Before looking at what it was raised for.
-    pub(super) fn clear(&self) {
+    pub(in crate::rail) fn clear(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
         self.raised.store(false, Ordering::SeqCst);
     }
-    pub(super) fn is_raised(&self) -> bool {
+    pub(in crate::rail) fn is_raised(&self) -> bool {
         self.raised.load(Ordering::SeqCst)
     }
 }
@@ -53,7 +53,7 @@ impl AsFd for Signal {
 }
 
 /// poll() that an interrupting signal handler only shortens. A timeout past what the kernel can say waits for ever.
-pub(super) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+pub(in crate::rail) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match rustix::event::poll(fds, timeout.as_ref()) {
         Ok(_) => Ok(()),
@@ -68,7 +68,7 @@ pub(super) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
 }
 
 /// Waits for the socket or for `stop`, until `until`.
-pub(super) fn wait(fd: BorrowedFd<'_>, flags: PollFlags, stop: &Signal, until: Instant) -> io::Result<()> {
+pub(in crate::rail) fn wait(fd: BorrowedFd<'_>, flags: PollFlags, stop: &Signal, until: Instant) -> io::Result<()> {
     let now = Instant::now();
     if now >= until {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
@@ -82,14 +82,14 @@ pub(super) fn wait(fd: BorrowedFd<'_>, flags: PollFlags, stop: &Signal, until: I
 
 /// Events that must not be told from where they come up, until a thread of the rail tells them.
 #[derive(Debug)]
-pub(super) struct Deferred(Mutex<Option<Vec<Event>>>);
+pub(in crate::rail) struct Deferred(Mutex<Option<Vec<Event>>>);
 
 impl Deferred {
-    pub(super) fn new() -> Deferred {
+    pub(in crate::rail) fn new() -> Deferred {
         Deferred(Mutex::new(Some(Vec::new())))
     }
     /// Hands the event back when nobody will tell it any more.
-    pub(super) fn push(&self, event: Event) -> Result<(), Event> {
+    pub(in crate::rail) fn push(&self, event: Event) -> Result<(), Event> {
         match lock(&self.0).as_mut() {
             Some(list) => {
                 list.push(event);
@@ -98,17 +98,17 @@ impl Deferred {
             None => Err(event),
         }
     }
-    pub(super) fn take(&self) -> Vec<Event> {
+    pub(in crate::rail) fn take(&self) -> Vec<Event> {
         lock(&self.0).as_mut().map(std::mem::take).unwrap_or_default()
     }
     /// What is left; nothing is taken from here on.
-    pub(super) fn end(&self) -> Vec<Event> {
+    pub(in crate::rail) fn end(&self) -> Vec<Event> {
         lock(&self.0).take().unwrap_or_default()
     }
 }
 
 /// Tells an event of a rail that has ended, from a thread of its own: rare, so the thread is made for it.
-pub(super) fn tell_late(events: Arc<dyn Events>, event: Event) {
+pub(in crate::rail) fn tell_late(events: Arc<dyn Events>, event: Event) {
     let told = std::thread::Builder::new().name("rail-late".into()).spawn(move || events.event(event));
     if let Err(error) = told {
         tracing::error!(%error, "an answer of a closed rail was lost: no thread could be started");
@@ -122,22 +122,22 @@ thread_local! {
 
 /// Counts threads; somebody waits until there are none.
 #[derive(Debug, Default)]
-pub(super) struct Latch {
+pub(in crate::rail) struct Latch {
     running: Mutex<usize>,
     ended: Condvar,
 }
 
 /// One thread of a [`Latch`].
 #[derive(Debug)]
-pub(super) struct Running(Arc<Latch>);
+pub(in crate::rail) struct Running(Arc<Latch>);
 
 impl Latch {
-    pub(super) fn enter(self: &Arc<Latch>) -> Running {
+    pub(in crate::rail) fn enter(self: &Arc<Latch>) -> Running {
         *lock(&self.running) += 1;
         Running(self.clone())
     }
     /// Whether all have ended. One of them does not wait for itself: there the answer is yes at once.
-    pub(super) fn wait(self: &Arc<Latch>, limit: Duration) -> bool {
+    pub(in crate::rail) fn wait(self: &Arc<Latch>, limit: Duration) -> bool {
         if COUNTED.get() == Arc::as_ptr(self).addr() {
             return true;
         }
@@ -156,7 +156,7 @@ impl Latch {
 
 impl Running {
     /// On the thread itself, so that [`Latch::wait`] knows it.
-    pub(super) fn begin(&self) {
+    pub(in crate::rail) fn begin(&self) {
         COUNTED.set(Arc::as_ptr(&self.0).addr());
     }
 }

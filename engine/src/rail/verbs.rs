@@ -1,0 +1,121 @@
+//! Verbs rails: the rail trait over reliable queue pairs (RDMA).
+//!
+//! Guarantees:
+//! * A client's memory is open to the server for one request at a time: a memory window is bound over the landing and the
+//!   request sent in one post; the server WRITEs through it and answers by SEND with invalidate on the same queue pair. By
+//!   itself the arena's registration gives no remote rights at all (I7). The server's memory is never open to anybody.
+//! * The fences (I4): the reply's receive that takes the window's key away; our own invalidation, completed with success; the
+//!   window freed or the queue pair destroyed with return code 0. Until one of them has come the landing is held, and if none
+//!   comes it stays in quarantine.
+//! * Whoever gives up says so (`Cancel`); the server then writes nothing more for that request and says so (`Dropped`). Only
+//!   where that answer does not come is the window taken away from under the server, which costs the connection if it writes
+//!   after all; the rail comes back with new queue pairs.
+//! * Every message takes a receive at the other side: credits are counted, so that it always has one. Every queue is as deep
+//!   as what may be posted to it.
+//! * One completion queue and one thread per connection; submitters post themselves and never wait for the network.
+
+mod candidates;
+mod choose;
+mod client;
+mod credit;
+#[cfg(test)]
+mod fence_tests;
+mod group;
+mod incoming;
+mod lane;
+mod link;
+mod listener;
+mod prepare;
+mod reader;
+mod retire;
+mod watch;
+
+pub use candidates::candidates;
+pub use choose::{Candidate, choose_gid, match_device};
+pub use client::VerbsRail;
+pub use listener::{VerbsListener, VerbsListenerCounters};
+
+use super::tcp::Limits;
+use railfs_proto::v1::{JoinRequest, VerbsEnd};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Queue pairs for bulk of a client's rail.
+pub const BULK_PAIRS: u8 = 2;
+/// Bytes of one message on a queue pair: 256 page checksums and their frame fit.
+pub(crate) const PIECE: u32 = 4096;
+/// Receives on each queue pair, and messages under way on it.
+pub(crate) const DEPTH: u16 = 64;
+/// Registered bytes of the messages of a client's rail.
+pub const MESSAGES: u64 = (BULK_PAIRS as u64 + 1) * 2 * DEPTH as u64 * PIECE as u64;
+/// How long a landing that was given up waits for the server's word before its window is taken away.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// How the landing is opened to the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Opening {
+    /// By memory windows where the device has them (type 2B), else by the second way.
+    #[default]
+    Auto,
+    /// By memory windows; a device without them is refused.
+    Windows,
+    /// The second way: the whole arena has one key for the server. A landing that was given up takes the connection with it.
+    OpenArena,
+}
+
+/// How a client reaches one verbs listener.
+#[derive(Clone, Debug)]
+pub struct VerbsRailConfig {
+    /// For logs, errors and thread names.
+    pub name: String,
+    /// The local device.
+    pub device: String,
+    /// Its address: names the GID, which is looked up for every connection.
+    pub address: IpAddr,
+    /// The listener's address, for logs.
+    pub remote: String,
+    /// The listener's id, as hello said.
+    pub listener: u32,
+    /// Queue pairs for bulk, 1 to 16; one more is for small messages.
+    pub bulk_pairs: u8,
+    /// See [`Opening`].
+    pub opening: Opening,
+    /// See [`Limits`]; what is about sockets means nothing here.
+    pub limits: Limits,
+    /// Spreads the reconnects of many clients.
+    pub seed: u64,
+}
+
+/// Carries a join to the server, over the control connection.
+pub trait Join: Send + Sync {
+    /// Gives the session and the server's end. May block, up to a few seconds: only a thread that connects calls it.
+    fn join(&self, listener: u32, end: VerbsEnd) -> Result<(u64, VerbsEnd), String>;
+}
+
+/// How a server listens for verbs rails.
+#[derive(Clone, Debug)]
+pub struct VerbsListenerConfig {
+    /// For logs, errors and thread names.
+    pub name: String,
+    /// The device; none: the one that has the address.
+    pub device: Option<String>,
+    /// The device's address.
+    pub address: IpAddr,
+    /// Bytes of registered memory that object bytes are read into and WRITTEN from.
+    pub memory: u64,
+    /// Bytes of registered memory for messages: each connection takes a part, one that finds none left is refused.
+    pub messages: u64,
+    /// Threads that read.
+    pub readers: usize,
+    /// See [`Limits`].
+    pub limits: Limits,
+}
+
+/// What a client says to join: what every rail says, and its queue pairs.
+#[derive(Clone, Debug)]
+pub struct VerbsJoin {
+    /// Session, ticket, listener. The lane means nothing.
+    pub join: JoinRequest,
+    /// The client's end.
+    pub end: VerbsEnd,
+}

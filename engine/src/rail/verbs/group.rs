@@ -1,0 +1,611 @@
+//! One connection of a verbs rail, the same at both ends: its queue pairs, one completion queue, and the thread that polls it.
+//!
+//! Guarantees:
+//! * A submission that [`Group::enter`] took is answered exactly once, by this connection's thread, by its deadline or when
+//!   the connection ends; one that it did not take comes back with its reason.
+//! * Any failed completion, any frame that makes no sense, silence, and what the device tells of itself end the whole
+//!   connection: all its requests fail, then its queue pairs are destroyed, then the landings that were held come back.
+//! * Completions of another generation are dropped and counted (I5).
+//! * Nobody is told anything under a lock.
+
+use super::credit::Credit;
+use super::incoming::Answer;
+use super::link::{Item, Shared, State, Told, receive_place};
+use super::reader::Reader;
+use super::{DEPTH, PIECE};
+use crate::clock::{Clock, Time};
+use crate::rail::liveness::{Action, Liveness};
+use crate::rail::pending::{Pending, refusal};
+use crate::rail::tcp::Limits;
+use crate::rail::tcp::signal::{Deferred, Latch, Running, Signal, lock, poll, tell_late};
+use crate::rail::totals::{Totals, add, subtract};
+use crate::rail::{Cause, Counters, Event, Events, Handler, Incoming, Lane, Submission};
+use crate::verbs::{Buffers, Completion, Cq, Mr, Pd, Qp, Rts, Status, WrId, WrKind};
+use bytes::Bytes;
+use railfs_proto::verbs::FrameKind;
+use rustix::event::{PollFd, PollFlags};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// Requests of the other side that may wait for the handler; more is a flood, and ends the connection.
+const WAITING: usize = 1024;
+
+/// What a connection is made of.
+pub(super) struct Parts {
+    /// For logs and errors.
+    pub(super) name: String,
+    pub(super) peer: String,
+    pub(super) session: u64,
+    pub(super) generation: u32,
+    pub(super) limits: Limits,
+    pub(super) clock: Clock,
+    pub(super) events: Arc<dyn Events>,
+    pub(super) handler: Arc<dyn Handler>,
+    pub(super) totals: Vec<Arc<Totals>>,
+    /// Where replies' bytes come from; none at the client.
+    pub(super) reader: Option<Arc<Reader>>,
+    /// The client's arena.
+    pub(super) landing: Option<Arc<Mr>>,
+    /// Where windows are made; none: landings are not opened by windows.
+    pub(super) windows: Option<Pd>,
+    /// See [`crate::verbs::DeviceFacts::soft`].
+    pub(super) soft: bool,
+    pub(super) cq: Cq,
+    pub(super) buffers: Buffers,
+    /// Bulk first, the one for small messages last; receives are posted on each.
+    pub(super) pairs: Vec<Qp<Rts>>,
+    /// Of the other side.
+    pub(super) their_depth: u32,
+    pub(super) their_piece: u32,
+}
+
+/// One queue pair.
+pub(super) struct Link {
+    index: u8,
+    pub(super) state: Mutex<State>,
+    silent: AtomicBool,
+    ready: AtomicBool,
+}
+
+/// See the module.
+pub(super) struct Group {
+    pub(super) parts: Fixed,
+    pub(super) links: Vec<Link>,
+    signal: Signal,
+    cancelled: Mutex<Vec<u64>>,
+    deferred: Deferred,
+    /// Requests on the bulk lane and on the small one.
+    in_flight: [AtomicUsize; 2],
+    /// Which link the next request takes.
+    turn: AtomicUsize,
+    /// Requests of the other side that the handler has, and bytes of replies that wait.
+    pub(super) serving: AtomicUsize,
+    pub(super) replying: AtomicU64,
+    waiting: Mutex<VecDeque<(usize, u64, Bytes)>>,
+    end: OnceLock<String>,
+    polite: AtomicBool,
+    thread: OnceLock<std::thread::ThreadId>,
+    latch: Arc<Latch>,
+}
+
+/// What of [`Parts`] stays as it is.
+pub(super) struct Fixed {
+    pub(super) name: String,
+    pub(super) peer: String,
+    pub(super) session: u64,
+    generation: u32,
+    pub(super) limits: Limits,
+    pub(super) clock: Clock,
+    events: Arc<dyn Events>,
+    handler: Arc<dyn Handler>,
+    totals: Vec<Arc<Totals>>,
+    pub(super) reader: Option<Arc<Reader>>,
+    landing: Option<Arc<Mr>>,
+    pub(super) cq: Cq,
+    buffers: Buffers,
+    piece: usize,
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group").field("name", &self.parts.name).field("peer", &self.parts.peer).finish()
+    }
+}
+
+fn lane_index(lane: Lane) -> usize {
+    match lane {
+        Lane::Bulk => 0,
+        Lane::Small => 1,
+    }
+}
+
+impl Group {
+    pub(super) fn new(parts: Parts) -> std::io::Result<Arc<Group>> {
+        let limits = &parts.limits;
+        let now = parts.clock.now();
+        let opens = parts.landing.is_some();
+        let count = parts.pairs.len();
+        let link = |(index, pair): (usize, Qp<Rts>)| {
+            let windows = parts.windows.clone().map(|pd| (pd, super::prepare::windows_of(index + 1 == count)));
+            let liveness = Liveness::new(now, limits.suspect, limits.retire, limits.ping);
+            // The lane's limit is counted by the group.
+            let pending = Pending::new(limits.in_flight, liveness);
+            let credit = Credit::new(u32::from(DEPTH), parts.their_depth);
+            Link {
+                // At most MAX_PAIRS.
+                index: u8::try_from(index).unwrap_or(u8::MAX),
+                state: Mutex::new(State::new(pair, pending, credit, windows, opens, parts.soft)),
+                silent: AtomicBool::new(false),
+                ready: AtomicBool::new(false),
+            }
+        };
+        let links: Vec<Link> = parts.pairs.into_iter().enumerate().map(link).collect();
+        Ok(Arc::new(Group {
+            links,
+            signal: Signal::new()?,
+            cancelled: Mutex::default(),
+            deferred: Deferred::new(),
+            in_flight: Default::default(),
+            turn: AtomicUsize::new(0),
+            serving: AtomicUsize::new(0),
+            replying: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            end: OnceLock::new(),
+            polite: AtomicBool::new(false),
+            thread: OnceLock::new(),
+            latch: Arc::default(),
+            parts: Fixed {
+                name: parts.name,
+                peer: parts.peer,
+                session: parts.session,
+                generation: parts.generation,
+                limits: parts.limits,
+                clock: parts.clock,
+                events: parts.events,
+                handler: parts.handler,
+                totals: parts.totals,
+                reader: parts.reader,
+                landing: parts.landing,
+                cq: parts.cq,
+                buffers: parts.buffers,
+                piece: parts.their_piece.min(PIECE) as usize,
+            },
+        }))
+    }
+
+    pub(super) fn shared(&self, index: usize) -> Shared<'_> {
+        Shared {
+            index: u8::try_from(index).unwrap_or(u8::MAX),
+            generation: self.parts.generation,
+            session: self.parts.session,
+            buffers: &self.parts.buffers,
+            landing: self.parts.landing.as_ref(),
+            piece: self.parts.piece,
+            now: self.parts.clock.now(),
+        }
+    }
+
+    pub(super) fn count(&self, change: impl Fn(&Totals)) {
+        self.parts.totals.iter().for_each(|totals| change(totals));
+    }
+
+    fn links_of(&self, lane: Lane) -> &[Link] {
+        let (bulk, small) = self.links.split_at(self.links.len().saturating_sub(1));
+        match lane {
+            Lane::Bulk => bulk,
+            Lane::Small => small,
+        }
+    }
+
+    fn lane_of(&self, index: usize) -> Lane {
+        if index + 1 == self.links.len() { Lane::Small } else { Lane::Bulk }
+    }
+
+    /// Takes a request, or gives it back with the reason.
+    pub(super) fn enter(&self, submission: Submission) -> Result<(), (Submission, Cause)> {
+        if let Some(cause) = refusal(&submission) {
+            return Err((submission, cause));
+        }
+        let lane = submission.lane;
+        let links = self.links_of(lane);
+        // In turn: fetches are of much the same size, and each queue pair is served by itself.
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % links.len().max(1);
+        let Some(link) = links.get(turn) else { return Err((submission, Cause::Down)) };
+        let in_flight = &self.in_flight[lane_index(lane)];
+        let limit = self.parts.limits.in_flight;
+        if in_flight.fetch_add(1, Ordering::SeqCst) >= limit {
+            in_flight.fetch_sub(1, Ordering::SeqCst);
+            let text = format!("{limit} requests wait for replies, the limit of a connection");
+            return Err((submission, Cause::Refused(text)));
+        }
+        let held = submission.landing.as_ref().map_or(0, |landing| u64::from(landing.extent.size()));
+        let deadline = submission.deadline;
+        // Before the table has it: the answer may be there before this thread goes on.
+        self.count(|totals| {
+            add(&totals.in_flight, 1);
+            add(&totals.held_bytes, held);
+        });
+        let mut told = Told::default();
+        let index = usize::from(link.index);
+        let (entered, posted, must_wake) = {
+            let mut state = lock(&link.state);
+            let shared = self.shared(index);
+            match state.enter(submission, &shared) {
+                Ok(()) => {
+                    let posted = state.flush(&shared, &mut told);
+                    let soon = shared.now.after(self.parts.limits.suspect / 2);
+                    (Ok(()), posted, state.pending.wake_at > deadline.min(soon))
+                }
+                Err(back) => (Err(back), Ok(()), false),
+            }
+        };
+        if let Err(back) = entered {
+            in_flight.fetch_sub(1, Ordering::SeqCst);
+            self.count(|totals| {
+                subtract(&totals.in_flight, 1);
+                subtract(&totals.held_bytes, held);
+            });
+            return Err(back);
+        }
+        self.note(&told);
+        if let Err(why) = posted {
+            self.end(why);
+        } else if must_wake {
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// Counts what a link did while a submitter had it; such a one never has anything to tell.
+    pub(super) fn note(&self, told: &Told) {
+        self.count(|totals| {
+            add(&totals.bulk_sent, told.sent_bulk);
+        });
+        if told.replied > 0 {
+            self.replying.fetch_sub(told.replied.min(self.replying.load(Ordering::SeqCst)), Ordering::SeqCst);
+            self.answered();
+        }
+    }
+
+    /// Queues a frame of our own on a link.
+    pub(super) fn send(&self, index: usize, item: Item) {
+        let Some(link) = self.links.get(index) else { return };
+        let mut told = Told::default();
+        let result = {
+            let mut state = lock(&link.state);
+            state.push(item);
+            state.flush(&self.shared(index), &mut told)
+        };
+        self.note(&told);
+        if let Err(why) = result {
+            self.end(why);
+        }
+    }
+
+    /// Says on every link that our queue pairs are ready: the first frame.
+    pub(super) fn say_ready(&self) {
+        for index in 0..self.links.len() {
+            self.send(index, Item::plain(FrameKind::Ready, self.parts.session, 0));
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.links.iter().all(|link| link.ready.load(Ordering::SeqCst))
+    }
+
+    fn wake(&self) {
+        if self.thread.get() != Some(&std::thread::current().id()) {
+            self.signal.raise();
+        }
+    }
+
+    /// Tells the thread to end; the first reason counts.
+    pub(super) fn end(&self, why: impl Into<String>) {
+        let _ = self.end.set(why.into());
+        self.signal.raise();
+    }
+
+    /// Ends it by our own will: the other side is told first.
+    pub(super) fn close(&self, why: &str) {
+        self.polite.store(true, Ordering::SeqCst);
+        self.end(why);
+    }
+
+    pub(super) fn is_polite(&self) -> bool {
+        self.polite.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn why(&self) -> Option<&String> {
+        self.end.get()
+    }
+
+    pub(super) fn waits_for(&self, id: u64) -> bool {
+        self.links.iter().any(|link| lock(&link.state).pending.contains(id))
+    }
+
+    pub(super) fn give_up(&self, id: u64) {
+        lock(&self.cancelled).push(id);
+        self.signal.raise();
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.links.iter().any(|link| link.silent.load(Ordering::SeqCst))
+    }
+
+    pub(super) fn running(&self) -> Running {
+        self.latch.enter()
+    }
+
+    pub(super) fn wait(&self, limit: Duration) -> bool {
+        self.thread.get() == Some(&std::thread::current().id()) || self.latch.wait(limit)
+    }
+
+    fn may_serve(&self) -> bool {
+        self.serving.load(Ordering::SeqCst) < self.parts.limits.serving
+            && self.replying.load(Ordering::SeqCst) <= self.parts.limits.reply_bytes
+    }
+
+    /// Something was answered: what waits may be given on.
+    pub(super) fn answered(&self) {
+        if !lock(&self.waiting).is_empty() && self.may_serve() {
+            self.wake();
+        }
+    }
+
+    fn serve_waiting(self: &Arc<Self>) {
+        while self.may_serve() {
+            let Some((link, id, message)) = lock(&self.waiting).pop_front() else { return };
+            self.serving.fetch_add(1, Ordering::SeqCst);
+            let replier = Box::new(Answer { group: self.clone(), link, id });
+            self.parts.handler.request(Incoming { message, replier });
+        }
+    }
+
+    /// The thread. `silent` is told when the other side falls silent and when it is back, `ready` when it is ready.
+    pub(super) fn run(self: &Arc<Self>, silent: &dyn Fn(bool), ready: &dyn Fn()) -> String {
+        let _ = self.thread.set(std::thread::current().id());
+        let turns = std::panic::AssertUnwindSafe(|| self.turns(silent, ready));
+        let why = std::panic::catch_unwind(turns).unwrap_or_else(|_| {
+            tracing::error!(rail = %self.parts.name, peer = %self.parts.peer, "the connection's thread panicked");
+            "internal error".into()
+        });
+        let _ = self.end.set(why.clone());
+        super::retire::retire(self, &why);
+        for event in self.deferred.end() {
+            self.parts.events.event(event);
+        }
+        why
+    }
+
+    fn turns(self: &Arc<Self>, silent: &dyn Fn(bool), ready: &dyn Fn()) -> String {
+        let mut completions: Vec<Completion> = Vec::with_capacity(64);
+        let mut armed = false;
+        let mut looked = Time(0);
+        loop {
+            let got = match self.parts.cq.poll(&mut completions) {
+                Ok(got) => got,
+                Err(error) => return error.to_string(),
+            };
+            for completion in completions.drain(..) {
+                if let Err(why) = self.completed(&completion, silent, ready) {
+                    // The first reason counts, and it may be another thread's.
+                    return self.end.get().cloned().unwrap_or(why);
+                }
+            }
+            let now = self.parts.clock.now();
+            if got == 0 || now.since(looked) > Duration::from_millis(5) || self.signal.is_raised() {
+                looked = now;
+                self.signal.clear();
+                if let Err(why) = self.duties(silent) {
+                    return self.end.get().cloned().unwrap_or(why);
+                }
+                self.serve_waiting();
+            }
+            if got > 0 {
+                continue;
+            }
+            if !armed {
+                if let Err(error) = self.parts.cq.arm() {
+                    return error.to_string();
+                }
+                // What was completed before makes no event: poll once more.
+                armed = true;
+                continue;
+            }
+            let sleep = self.sleep();
+            let channel = self.parts.cq.channel();
+            let mut fds = [PollFd::from_borrowed_fd(channel, PollFlags::IN), PollFd::new(&self.signal, PollFlags::IN)];
+            if let Err(error) = poll(&mut fds, sleep) {
+                return format!("poll failed: {error}");
+            }
+            if fds[0].revents().contains(PollFlags::IN) {
+                armed = false;
+            }
+        }
+    }
+
+    /// What the clock, cancels and deferred events call for.
+    fn duties(self: &Arc<Self>, silent: &dyn Fn(bool)) -> Result<(), String> {
+        for event in self.deferred.take() {
+            self.parts.events.event(event);
+        }
+        if let Some(why) = self.end.get() {
+            return Err(why.clone());
+        }
+        let cancelled = std::mem::take(&mut *lock(&self.cancelled));
+        for (index, link) in self.links.iter().enumerate() {
+            let mut told = Told::default();
+            let shared = self.shared(index);
+            let mut sign = Vec::new();
+            let result = {
+                let mut state = lock(&link.state);
+                for id in &cancelled {
+                    state.give_up(*id, Cause::Cancelled, &shared, &mut told);
+                }
+                while state.expire(&shared, &mut told) {}
+                if state.pending.is_empty() {
+                    state.pending.liveness.idle();
+                }
+                let mut retired = None;
+                while let Some(action) = state.pending.liveness.tick(shared.now) {
+                    match action {
+                        Action::Ping => {
+                            state.pending.liveness.sent(shared.now);
+                            state.push_first(Item::plain(FrameKind::Ping, shared.session, shared.now.0));
+                        }
+                        Action::Retire => {
+                            retired = Some(format!("no sign of life for {:?}", self.parts.limits.retire));
+                            break;
+                        }
+                        action => sign.push(action),
+                    }
+                }
+                match retired {
+                    Some(why) => Err(why),
+                    None => state.overdue(&shared, &mut told).and_then(|()| state.flush(&shared, &mut told)),
+                }
+            };
+            self.tell(index, told);
+            for action in sign {
+                self.set_silent(link, action == Action::Silent, silent);
+            }
+            result?;
+        }
+        Ok(())
+    }
+
+    fn set_silent(&self, link: &Link, is: bool, silent: &dyn Fn(bool)) {
+        if link.silent.swap(is, Ordering::SeqCst) != is {
+            silent(self.is_silent());
+        }
+    }
+
+    /// Until when the thread may sleep; announced, so that a submitter knows whether to wake it.
+    fn sleep(&self) -> Option<Duration> {
+        let now = self.parts.clock.now();
+        let mut until = now.after(self.parts.limits.suspect / 2);
+        let mut states: Vec<_> = self.links.iter().map(|link| lock(&link.state)).collect();
+        for state in &states {
+            until = until.min(state.pending.next_deadline()).min(state.pending.liveness.next()).min(state.next());
+        }
+        for state in &mut states {
+            state.pending.wake_at = until;
+        }
+        Some(until.since(now) + Duration::from_micros(50))
+    }
+
+    fn completed(
+        self: &Arc<Self>,
+        completion: &Completion,
+        silent: &dyn Fn(bool),
+        ready: &dyn Fn(),
+    ) -> Result<(), String> {
+        let WrId { kind, pair, slot, generation } = completion.id;
+        let index = usize::from(pair);
+        let link = self.links.get(index).filter(|_| generation == self.parts.generation);
+        let Some(link) = link else {
+            self.count(|totals| add(&totals.stale, 1));
+            return Ok(());
+        };
+        let done = match completion.result {
+            Ok(done) => done,
+            // The cause came before the flood.
+            Err(Status::Flushed) => return Err("the queue pair has failed".into()),
+            Err(status) => {
+                let what = match kind {
+                    WrKind::Receive => "a receive",
+                    WrKind::Send => "a message",
+                    WrKind::Write => "a WRITE",
+                    WrKind::Bind => "binding a window",
+                    WrKind::Invalidate => "taking a window away",
+                    WrKind::Marker | WrKind::Unknown => "work",
+                };
+                return Err(format!("{what} failed: {status} (vendor code {:#x})", completion.vendor));
+            }
+        };
+        let mut told = Told::default();
+        let result = match kind {
+            WrKind::Receive => {
+                let bytes = self.parts.buffers.take(receive_place(pair, slot), done.bytes as usize);
+                let alive = {
+                    let mut state = lock(&link.state);
+                    let more = !state.pending.is_empty();
+                    state.pending.liveness.heard(self.parts.clock.now(), more)
+                };
+                if alive == Some(Action::Alive) {
+                    self.set_silent(link, false, silent);
+                }
+                self.repost(link, slot).and_then(|()| self.piece(index, &bytes, done.invalidated, &mut told))
+            }
+            WrKind::Send | WrKind::Invalidate => lock(&link.state).done(completion.id, &self.shared(index), &mut told),
+            // Neither is signalled, unless it failed.
+            WrKind::Write | WrKind::Bind | WrKind::Marker | WrKind::Unknown => Ok(()),
+        };
+        let is_ready = told.ready;
+        self.tell(index, told);
+        if is_ready && !link.ready.swap(true, Ordering::SeqCst) && self.is_ready() {
+            ready();
+        }
+        result
+    }
+
+    /// Posts a receive again; its bytes were taken out.
+    fn repost(&self, link: &Link, slot: u16) -> Result<(), String> {
+        let place = receive_place(link.index, slot);
+        let id = WrId { kind: WrKind::Receive, pair: link.index, slot, generation: self.parts.generation };
+        let into = self.parts.buffers.mr().slice(place as u64, PIECE).ok_or("a receive has no room")?;
+        let mut state = lock(&link.state);
+        let Some(pair) = &mut state.pair else { return Err("the queue pair is gone".into()) };
+        pair.received();
+        pair.receive(id, into).map_err(|error| error.to_string())?;
+        state.credit.post();
+        Ok(())
+    }
+
+    /// Counts and tells, with no lock held.
+    pub(super) fn tell(self: &Arc<Self>, index: usize, told: Told) {
+        self.count(|totals| {
+            add(&totals.failed, told.failed);
+            add(&totals.stale, told.stale);
+            add(&totals.bulk_received, told.received);
+            subtract(&totals.in_flight, told.ended);
+            subtract(&totals.held_bytes, told.released_bytes);
+        });
+        self.note(&told);
+        let ended = usize::try_from(told.ended).unwrap_or(0);
+        self.in_flight[lane_index(self.lane_of(index))].fetch_sub(ended, Ordering::SeqCst);
+        if told.sources
+            && let Some(reader) = &self.parts.reader
+        {
+            reader.released();
+        }
+        for event in told.events {
+            self.parts.events.event(event);
+        }
+        if told.requests.is_empty() {
+            return;
+        }
+        let waiting = {
+            let mut waiting = lock(&self.waiting);
+            waiting.extend(told.requests.into_iter().map(|(id, message)| (index, id, message)));
+            waiting.len()
+        };
+        if waiting > WAITING {
+            self.end(format!("{waiting} requests at once"));
+        }
+        self.serve_waiting();
+    }
+
+    pub(super) fn tell_later(&self, event: Event) {
+        match self.deferred.push(event) {
+            Ok(()) => self.signal.raise(),
+            Err(event) => tell_late(self.parts.events.clone(), event),
+        }
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.parts.totals.first().map(|totals| totals.counters()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,601 @@
+//! One queue pair and what waits on it: requests for their replies, messages for credit, landings for their fences.
+//!
+//! Guarantees:
+//! * What a landing is opened with (a window's key) is in the request that is posted with the binding, and nowhere else.
+//! * A landing leaves this table fenced, or as [`Hand::Held`] and later released: see the functions that make a `Fence`.
+//! * Frames go out whole, in the order they were queued; what nobody waits for any more does not go out.
+//! * Nothing here tells anybody anything: what is to be told is collected, and told when no lock is held.
+
+use super::credit::Credit;
+use super::{DEPTH, GRACE, PIECE};
+use crate::clock::Time;
+use crate::memory::{Exposed, Fence, Fenced};
+use crate::rail::pending::{Entry, Pending};
+use crate::rail::{Cause, Event, Hand, Submission, land};
+use crate::verbs::{Buffers, Mr, Pd, Qp, Rts, Slice, Window, Work, WrId, WrKind};
+use bytes::Bytes;
+use railfs_proto::verbs::{Assembly, FrameKind, Header, encode};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// What comes before a frame's first piece, in the same post.
+pub(super) enum Before {
+    /// Nothing.
+    Nothing,
+    /// A window is bound over the landing.
+    Bind(Slice),
+    /// The bulk is written.
+    Write {
+        /// Keeps the bytes until the device has read them.
+        source: Fenced,
+        from: Slice,
+        address: u64,
+        key: u32,
+    },
+}
+
+/// A frame on its way out.
+pub(super) struct Item {
+    pub(super) header: Header,
+    pub(super) message: Bytes,
+    pub(super) carried: Bytes,
+    pub(super) before: Before,
+    /// The other side's key that the last piece takes away.
+    pub(super) invalidate: Option<u32>,
+    /// Payload bytes that have gone out.
+    at: usize,
+}
+
+impl Item {
+    pub(super) fn new(header: Header, message: Bytes) -> Item {
+        let message_bytes = u32::try_from(message.len()).unwrap_or(u32::MAX);
+        let header = Header { message: message_bytes, ..header };
+        Item { header, message, carried: Bytes::new(), before: Before::Nothing, invalidate: None, at: 0 }
+    }
+    pub(super) fn plain(kind: FrameKind, session: u64, id: u64) -> Item {
+        Item::new(Header::plain(kind, session, id), Bytes::new())
+    }
+    /// Bulk bytes of a reply that it holds.
+    pub(super) fn cost(&self) -> u64 {
+        if self.header.kind == FrameKind::Reply { u64::from(self.header.bulk) } else { 0 }
+    }
+}
+
+/// Work that was posted, in the queue's order.
+struct Posted {
+    kind: WrKind,
+    slot: u16,
+    requests: u32,
+    source: Option<Fenced>,
+}
+
+/// A landing that was given up.
+struct Held {
+    extent: Exposed,
+    window: Option<Window>,
+    /// When its window is taken away.
+    until: Time,
+}
+
+/// What happens when a window has been taken away by ourselves.
+enum Then {
+    Release(u64),
+    Reply { id: u64, message: Bytes, bulk: u32 },
+}
+
+/// An invalidation under way.
+struct Invalidating {
+    slot: u16,
+    window: Window,
+    extent: Exposed,
+    then: Then,
+    since: Time,
+}
+
+/// A request of the other side that has not been answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Serving {
+    pub(super) address: u64,
+    pub(super) key: u32,
+    pub(super) length: u32,
+    /// The key is no window's.
+    pub(super) keeps: bool,
+}
+
+/// What is to be told when the lock is gone.
+#[derive(Default)]
+pub(super) struct Told {
+    pub(super) events: Vec<Event>,
+    /// Requests of the other side.
+    pub(super) requests: Vec<(u64, Bytes)>,
+    pub(super) failed: u64,
+    pub(super) ended: u64,
+    pub(super) released_bytes: u64,
+    pub(super) received: u64,
+    pub(super) sent_bulk: u64,
+    pub(super) stale: u64,
+    pub(super) replied: u64,
+    /// Memory that replies were written from came back.
+    pub(super) sources: bool,
+    /// The other side's queue pair is ready.
+    pub(super) ready: bool,
+}
+
+/// What a link needs of its group.
+pub(super) struct Shared<'a> {
+    pub(super) index: u8,
+    pub(super) generation: u32,
+    pub(super) session: u64,
+    pub(super) buffers: &'a Buffers,
+    /// The client's arena.
+    pub(super) landing: Option<&'a Arc<Mr>>,
+    /// Bytes of a piece that the other side receives.
+    pub(super) piece: usize,
+    pub(super) now: Time,
+}
+
+/// See the module.
+pub(super) struct State {
+    pub(super) pair: Option<Qp<Rts>>,
+    pub(super) pending: Pending,
+    pub(super) credit: Credit,
+    pub(super) assembly: Assembly,
+    pub(super) serving: HashMap<u64, Serving>,
+    out: VecDeque<Item>,
+    free_slots: Vec<u16>,
+    posted: VecDeque<Posted>,
+    /// Bound to nothing.
+    windows: Vec<Window>,
+    /// Windows that may still be made, in this domain.
+    unmade: Option<(Pd, usize)>,
+    use_windows: bool,
+    /// Landings are opened to the other side.
+    opens: bool,
+    /// See [`crate::verbs::DeviceFacts::soft`].
+    soft: bool,
+    /// By request.
+    bound: HashMap<u64, Window>,
+    held: HashMap<u64, Held>,
+    invalidating: VecDeque<Invalidating>,
+    next_invalidation: u16,
+    scratch: Vec<u8>,
+}
+
+/// Receives of link `index` lie before its send slots.
+fn place(index: u8, slot: u16, send: bool) -> usize {
+    let slots = usize::from(DEPTH);
+    let first = usize::from(index) * 2 * slots + if send { slots } else { 0 };
+    (first + usize::from(slot)) * PIECE as usize
+}
+
+/// Bytes of messages of so many links.
+pub(super) fn buffer_bytes(links: usize) -> usize {
+    links * 2 * usize::from(DEPTH) * PIECE as usize
+}
+
+/// Where a receive of a link lies.
+pub(super) fn receive_place(index: u8, slot: u16) -> usize {
+    place(index, slot, false)
+}
+
+impl State {
+    pub(super) fn new(
+        pair: Qp<Rts>,
+        pending: Pending,
+        credit: Credit,
+        windows: Option<(Pd, usize)>,
+        opens: bool,
+        soft: bool,
+    ) -> State {
+        State {
+            pair: Some(pair),
+            pending,
+            credit,
+            assembly: Assembly::default(),
+            serving: HashMap::new(),
+            out: VecDeque::new(),
+            free_slots: (0..DEPTH).rev().collect(),
+            posted: VecDeque::new(),
+            windows: Vec::new(),
+            use_windows: windows.is_some(),
+            unmade: windows,
+            opens,
+            soft,
+            bound: HashMap::new(),
+            held: HashMap::new(),
+            invalidating: VecDeque::new(),
+            next_invalidation: 0,
+            scratch: Vec::with_capacity(PIECE as usize),
+        }
+    }
+
+    /// Enters a request and queues it. `Err` gives it back.
+    pub(super) fn enter(&mut self, submission: Submission, shared: &Shared<'_>) -> Result<(), (Submission, Cause)> {
+        if self.pair.is_none() {
+            return Err((submission, Cause::Down));
+        }
+        let (id, message) = (submission.id, submission.message.clone());
+        self.pending.enter(submission, shared.now)?;
+        let mut item = Item::new(Header::plain(FrameKind::Request, shared.session, id), message);
+        let landing = self.pending.get(id).and_then(|entry| entry.landing.as_ref());
+        if let Some((extent, length)) = landing {
+            item.header.bulk = *length;
+            // Without a landing's registration the bulk is carried: a server's own landings.
+            if let (Some(mr), true) = (shared.landing, *length > 0) {
+                let slice = land::address(extent).and_then(|pointer| mr.slice_at(pointer, *length));
+                if let Some(slice) = slice {
+                    item.header.address = slice.address();
+                    if self.use_windows {
+                        item.before = Before::Bind(slice);
+                    } else {
+                        item.header.key = mr.remote_key();
+                        item.header.keeps = true;
+                    }
+                }
+            }
+        }
+        self.out.push_back(item);
+        Ok(())
+    }
+
+    /// Before what waits, but never inside a frame.
+    pub(super) fn push_first(&mut self, item: Item) {
+        let inside = self.out.front().is_some_and(|front| front.at > 0);
+        self.out.insert(usize::from(inside).min(self.out.len()), item);
+    }
+
+    pub(super) fn push(&mut self, item: Item) {
+        self.out.push_back(item);
+    }
+
+    /// Posts what may be posted. An error ends the connection.
+    pub(super) fn flush(&mut self, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
+        if self.out.is_empty() && self.credit.wants_to_tell() {
+            self.out.push_back(Item::plain(FrameKind::Credit, shared.session, 0));
+        }
+        while let Some(front) = self.out.front_mut() {
+            let Some(pair) = &mut self.pair else { return Ok(()) };
+            if !self.credit.may_send() || pair.room() < 2 {
+                return Ok(());
+            }
+            let first = front.at == 0;
+            if first && matches!(front.before, Before::Bind(_)) && self.windows.is_empty() {
+                // Made when they are first needed: a connection that fetches nothing needs none.
+                match &mut self.unmade {
+                    Some((pd, left)) if *left > 0 => {
+                        *left -= 1;
+                        self.windows.push(Window::new(pd).map_err(|error| error.to_string())?);
+                    }
+                    _ => return Ok(()),
+                }
+            }
+            let Some(slot) = self.free_slots.pop() else { return Ok(()) };
+            let mut window = None;
+            if let (true, Before::Bind(_)) = (first, &front.before) {
+                let taken = self.windows.pop();
+                front.header.key = taken.as_ref().map_or(0, Window::upcoming_key);
+                window = taken;
+            }
+            let posted = self.credit.send();
+            let (message, carried) = (&front.message, &front.carried);
+            let payload = |at: usize, length: usize| {
+                let (from, at) = if at < message.len() { (message, at) } else { (carried, at - message.len()) };
+                &from[at.min(from.len())..(at + length).min(from.len())]
+            };
+            front.at += encode(&front.header, posted, front.at, shared.piece, payload, &mut self.scratch);
+            let whole = front.at >= front.header.payload();
+            let offset = place(shared.index, slot, true);
+            let length = u32::try_from(self.scratch.len()).unwrap_or(u32::MAX);
+            let from = shared.buffers.mr().slice(offset as u64, length);
+            let Some(from) = from.filter(|_| shared.buffers.fill(offset, &self.scratch)) else {
+                return Err(format!("a message of {length} bytes has no room in its slot"));
+            };
+            let id = |kind| WrId { kind, pair: shared.index, slot, generation: shared.generation };
+            let invalidate = front.invalidate.filter(|_| whole);
+            let send = Work::Send { id: id(WrKind::Send), from, invalidate };
+            let before = if first { std::mem::replace(&mut front.before, Before::Nothing) } else { Before::Nothing };
+            let mut source = None;
+            let result = match (before, &mut window) {
+                (Before::Bind(landing), Some(window)) => {
+                    pair.post(&mut [Work::Bind { id: id(WrKind::Bind), window, landing }, send]).map(|()| 2)
+                }
+                (Before::Write { source: bytes, from, address, key }, _) => {
+                    told.sent_bulk += u64::from(from.length());
+                    source = Some(bytes);
+                    pair.post(&mut [Work::Write { id: id(WrKind::Write), from, address, key }, send]).map(|()| 2)
+                }
+                _ => pair.post(&mut [send]).map(|()| 1),
+            };
+            let requests = result.map_err(|error| {
+                // Whether the device took part of it is not known: the bytes stay until the pair is gone.
+                if let Some(source) = source.take() {
+                    self.posted.push_back(Posted { kind: WrKind::Send, slot, requests: 0, source: Some(source) });
+                }
+                error.to_string()
+            });
+            if let Some(window) = window {
+                self.bound.insert(front.header.id, window);
+            }
+            self.posted.push_back(Posted { kind: WrKind::Send, slot, requests: requests?, source });
+            if whole {
+                told.sent_bulk += u64::from(front.header.carried);
+                told.replied += front.cost();
+                self.out.pop_front();
+            }
+            if self.out.is_empty() && self.credit.wants_to_tell() {
+                self.out.push_back(Item::plain(FrameKind::Credit, shared.session, 0));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whatever was posted up to this signalled work is done.
+    pub(super) fn done(&mut self, id: WrId, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
+        while let Some(posted) = self.posted.pop_front() {
+            if let Some(pair) = &mut self.pair {
+                pair.sent(posted.requests);
+            }
+            if posted.kind == WrKind::Send {
+                self.free_slots.push(posted.slot);
+            }
+            told.sources |= posted.source.is_some();
+            if posted.kind == id.kind && posted.slot == id.slot {
+                if id.kind == WrKind::Invalidate {
+                    self.invalidated(id.slot, told);
+                }
+                return self.flush(shared, told);
+            }
+        }
+        Err(format!("a completion of {:?} {} that was not posted", id.kind, id.slot))
+    }
+
+    /// Our own invalidation was completed with success: a fence.
+    fn invalidated(&mut self, slot: u16, told: &mut Told) {
+        if self.invalidating.front().is_none_or(|front| front.slot != slot) {
+            return;
+        }
+        let Some(Invalidating { window, extent, then, .. }) = self.invalidating.pop_front() else { return };
+        self.windows.push(window);
+        let fenced = fence(extent, told);
+        match then {
+            Then::Release(id) => told.events.extend(fenced.map(|extent| Event::Released { id, extent })),
+            Then::Reply { id, message, bulk } => {
+                told.ended += 1;
+                told.events.push(Event::Replied { id, message, bulk, extent: fenced });
+            }
+        }
+    }
+
+    fn invalidate(&mut self, window: Window, extent: Exposed, then: Then, shared: &Shared<'_>) -> Result<(), String> {
+        let slot = self.next_invalidation;
+        self.next_invalidation = slot.wrapping_add(1);
+        let id = WrId { kind: WrKind::Invalidate, pair: shared.index, slot, generation: shared.generation };
+        let key = window.key();
+        self.invalidating.push_back(Invalidating { slot, window, extent, then, since: shared.now });
+        let Some(pair) = &mut self.pair else { return Err("the queue pair is gone".into()) };
+        pair.post(&mut [Work::Invalidate { id, key }]).map_err(|error| error.to_string())?;
+        self.posted.push_back(Posted { kind: WrKind::Invalidate, slot, requests: 1, source: None });
+        Ok(())
+    }
+
+    /// A reply came on this pair. `key`: what it took away.
+    pub(super) fn reply(
+        &mut self,
+        header: &Header,
+        message: Bytes,
+        key: Option<u32>,
+        shared: &Shared<'_>,
+        told: &mut Told,
+    ) -> Result<(), String> {
+        let id = header.id;
+        let Some(entry) = self.pending.remove(id) else {
+            told.stale += 1;
+            return self.fence_comes(id, key, shared, told);
+        };
+        let allowed = entry.landing.as_ref().map_or(0, |(_, length)| *length);
+        if header.bulk > allowed {
+            let why = format!("a reply with {} bytes of bulk where {allowed} were asked for", header.bulk);
+            self.failed(id, entry, Cause::Disconnected(why.clone()), shared.now, told);
+            return Err(why);
+        }
+        // What was carried was counted as it landed.
+        if header.carried == 0 {
+            told.received += u64::from(header.bulk);
+        }
+        let bulk = header.bulk;
+        match (entry.landing, self.bound.remove(&id)) {
+            (Some((extent, _)), Some(window)) if key.is_none() => {
+                // Answered without taking the key away: we do it, and the answer waits for that.
+                self.invalidate(window, extent, Then::Reply { id, message, bulk }, shared)?;
+            }
+            (Some((extent, _)), Some(window)) => {
+                let ours = window.key();
+                if key != Some(ours) {
+                    self.held.insert(id, Held { extent, window: Some(window), until: shared.now.after(GRACE) });
+                    told.failed += 1;
+                    told.ended += 1;
+                    let why = format!("a reply that takes key {key:?} away, not {ours:#x}");
+                    told.events.push(Event::Failed { id, cause: Cause::Disconnected(why.clone()), hand: Hand::Held });
+                    return Err(why);
+                }
+                self.windows.push(window);
+                // Proved: the receive of the reply on the pair that carried the request has taken the window's key away.
+                let extent = fence(extent, told);
+                told.ended += 1;
+                told.events.push(Event::Replied { id, message, bulk, extent });
+            }
+            (landing, _) => {
+                // No window: the reply's receive on the pair that carried the request is the fence itself, or the bytes were
+                // copied by this very thread.
+                let extent = landing.and_then(|(extent, _)| fence(extent, told));
+                told.ended += 1;
+                told.events.push(Event::Replied { id, message, bulk, extent });
+            }
+        }
+        self.flush(shared, told)
+    }
+
+    /// The server's last word on a request that was given up: nothing is written for it any more.
+    pub(super) fn fence_comes(
+        &mut self,
+        id: u64,
+        key: Option<u32>,
+        shared: &Shared<'_>,
+        told: &mut Told,
+    ) -> Result<(), String> {
+        let Some(held) = self.held.remove(&id) else { return Ok(()) };
+        match held.window {
+            Some(window) if key == Some(window.key()) => {
+                self.windows.push(window);
+                let fenced = fence(held.extent, told);
+                told.events.extend(fenced.map(|extent| Event::Released { id, extent }));
+                self.flush(shared, told)
+            }
+            Some(window) => self.invalidate(window, held.extent, Then::Release(id), shared),
+            None => {
+                let fenced = fence(held.extent, told);
+                told.events.extend(fenced.map(|extent| Event::Released { id, extent }));
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives a request up: expired, cancelled.
+    pub(super) fn give_up(&mut self, id: u64, cause: Cause, shared: &Shared<'_>, told: &mut Told) {
+        if let Some(entry) = self.pending.remove(id) {
+            let sent = self.failed(id, entry, cause, shared.now, told);
+            if sent {
+                self.push_first(Item::plain(FrameKind::Cancel, shared.session, id));
+            }
+        }
+    }
+
+    /// The first request whose deadline has come.
+    pub(super) fn expire(&mut self, shared: &Shared<'_>, told: &mut Told) -> bool {
+        let Some((id, entry)) = self.pending.expired(shared.now) else { return false };
+        if self.failed(id, entry, Cause::Expired, shared.now, told) {
+            self.push_first(Item::plain(FrameKind::Cancel, shared.session, id));
+        }
+        true
+    }
+
+    /// Fails a request. Says whether the other side has to be told, since it may write for it.
+    pub(super) fn failed(&mut self, id: u64, entry: Entry, cause: Cause, now: Time, told: &mut Told) -> bool {
+        let waits = self.out.iter().position(|item| item.header.kind == FrameKind::Request && item.header.id == id);
+        let unsent = waits.filter(|at| self.out.get(*at).is_some_and(|item| item.at == 0));
+        if let Some(at) = unsent {
+            self.out.remove(at);
+        }
+        told.failed += 1;
+        told.ended += 1;
+        let window = self.bound.remove(&id);
+        let (hand, sent) = match entry.landing {
+            None => (Hand::None, false),
+            // Never sent, or only ever copied to by the connection's own thread: nobody else can write there.
+            Some((extent, _)) if unsent.is_some() || !self.opens || (self.use_windows && window.is_none()) => {
+                (fence(extent, told).map_or(Hand::None, Hand::Fenced), unsent.is_none())
+            }
+            Some((extent, _)) => {
+                self.held.insert(id, Held { extent, window, until: now.after(GRACE) });
+                (Hand::Held, true)
+            }
+        };
+        told.events.push(Event::Failed { id, cause, hand });
+        sent
+    }
+
+    /// Landings whose fence is overdue: their windows are taken away. An error ends the connection, which is a fence, too.
+    pub(super) fn overdue(&mut self, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
+        let due = |held: &Held| held.until <= shared.now;
+        while let Some(id) = self.held.iter().find(|(_, held)| due(held)).map(|(id, _)| *id) {
+            let Some(held) = self.held.remove(&id) else { break };
+            let Some(window) = held.window else {
+                // Without a window there is no other way: the queue pair must go.
+                self.held.insert(id, Held { until: Time::NEVER, ..held });
+                return Err(format!("the server does not say whether it still writes for request {id}"));
+            };
+            if !self.soft {
+                self.invalidate(window, held.extent, Then::Release(id), shared)?;
+                continue;
+            }
+            // Soft-RoCE crashes when the server's late answer invalidates what we invalidated before: the window goes for good.
+            match window.replace() {
+                Ok(window) => {
+                    self.windows.push(window);
+                    let extent = fence(held.extent, told);
+                    told.events.extend(extent.map(|extent| Event::Released { id, extent }));
+                }
+                Err(error) => {
+                    self.held.insert(id, Held { extent: held.extent, window: None, until: Time::NEVER });
+                    return Err(error.to_string());
+                }
+            }
+        }
+        let late = self.invalidating.front().is_some_and(|first| shared.now.since(first.since) >= 4 * GRACE);
+        if late { Err("a window was not taken away in time".into()) } else { Ok(()) }
+    }
+
+    /// Signalled work that was not completed.
+    pub(super) fn unfinished(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// When to look at the landings again.
+    pub(super) fn next(&self) -> Time {
+        let held = self.held.values().map(|held| held.until).min().unwrap_or(Time::NEVER);
+        let taken = self.invalidating.front().map_or(Time::NEVER, |first| first.since.after(4 * GRACE));
+        held.min(taken)
+    }
+
+    /// The connection is over: every request fails, and what may still be written to comes out with the windows.
+    pub(super) fn end(&mut self, why: &str, now: Time, told: &mut Told) -> Remains {
+        for (id, entry) in self.pending.close() {
+            self.failed(id, entry, Cause::Disconnected(why.to_owned()), now, told);
+        }
+        let mut remains = Remains { pair: self.pair.take(), ..Remains::default() };
+        self.out.clear();
+        self.serving.clear();
+        remains.windows.append(&mut self.windows);
+        for (_, window) in self.bound.drain() {
+            remains.windows.push(window);
+        }
+        for (id, held) in self.held.drain() {
+            remains.windows.extend(held.window);
+            remains.landings.push((id, held.extent));
+        }
+        for Invalidating { window, extent, then, .. } in self.invalidating.drain(..) {
+            remains.windows.push(window);
+            let id = match then {
+                Then::Release(id) => id,
+                Then::Reply { id, .. } => {
+                    told.failed += 1;
+                    told.ended += 1;
+                    let cause = Cause::Disconnected(why.to_owned());
+                    told.events.push(Event::Failed { id, cause, hand: Hand::Held });
+                    id
+                }
+            };
+            remains.landings.push((id, extent));
+        }
+        remains.unfinished = self.posted.len();
+        remains.sources.extend(self.posted.drain(..).filter_map(|posted| posted.source));
+        remains
+    }
+}
+
+/// What is left of a link when it has ended, until its queue pair is gone.
+#[derive(Default)]
+pub(super) struct Remains {
+    pub(super) pair: Option<Qp<Rts>>,
+    pub(super) windows: Vec<Window>,
+    pub(super) landings: Vec<(u64, Exposed)>,
+    pub(super) sources: Vec<Fenced>,
+    /// Signalled work that was not completed.
+    pub(super) unfinished: usize,
+}
+
+/// For those who have just seen one of the accepted fences for this landing; each call says which.
+pub(super) fn fence(extent: Exposed, told: &mut Told) -> Option<Fenced> {
+    told.released_bytes += u64::from(extent.size());
+    extent.fenced(Fence::proved())
+}

@@ -1,0 +1,303 @@
+//! The server's end: joins that came over the control connection become queue pairs.
+//!
+//! Guarantees: no ticket, no queue pair; connections are bounded (I6); a client that never becomes ready is given up when it
+//! does not answer; the server's memory is written to by nobody, and read by nobody, from outside; [`VerbsListener::stop`]
+//! returns within a second or so.
+
+use super::group::{Group, Parts};
+use super::lane::LaneRail;
+use super::link::buffer_bytes;
+use super::prepare::{Device, Half, Plan};
+use super::reader::Reader;
+use super::watch::Watch;
+use super::{VerbsJoin, VerbsListenerConfig};
+use crate::clock::Clock;
+use crate::rail::Lane;
+use crate::rail::tcp::Admit;
+use crate::rail::tcp::listener::NUMBERS;
+use crate::rail::tcp::signal::{Latch, lock};
+use crate::rail::totals::{Totals, add};
+use crate::verbs::DeviceEvent;
+use railfs_proto::v1::{self, Code, Outcome, VerbsEnd};
+use railfs_proto::verbs::End;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long [`VerbsListener::stop`] waits for the threads.
+const STOP: Duration = Duration::from_millis(1500);
+
+/// What a listener has done so far and does now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VerbsListenerCounters {
+    /// Connections now.
+    pub connections: u64,
+    /// Joins that were refused.
+    pub refused: u64,
+    /// Bulk bytes sent.
+    pub bulk_sent: u64,
+    /// Bulk bytes received.
+    pub bulk_received: u64,
+    /// Frames dropped because nobody waits for them.
+    pub stale: u64,
+    /// Bytes of registered memory that answers are written from.
+    pub registered: u64,
+    /// Of which so many are in use.
+    pub registered_used: u64,
+    /// Answers that had to wait for memory.
+    pub waited: u64,
+}
+
+struct Shared {
+    config: VerbsListenerConfig,
+    clock: Clock,
+    device: Device,
+    reader: Arc<Reader>,
+    admit: Arc<dyn Admit>,
+    totals: Arc<Totals>,
+    refused: AtomicU64,
+    /// Bytes of registered memory that connections have for their messages.
+    messages: AtomicU64,
+    groups: Mutex<HashMap<u64, Arc<Group>>>,
+    stopping: AtomicBool,
+    latch: Arc<Latch>,
+}
+
+/// Lets verbs rails join. Dropping it stops it.
+pub struct VerbsListener {
+    shared: Arc<Shared>,
+    gid: [u8; 16],
+    /// Ends before the device is closed.
+    _watch: Watch,
+}
+
+impl std::fmt::Debug for VerbsListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VerbsListener").field("name", &self.shared.config.name).finish_non_exhaustive()
+    }
+}
+
+impl VerbsListener {
+    /// Opens the device, registers the memory, starts the threads. The error names device and address.
+    pub fn start(config: VerbsListenerConfig, clock: Clock, admit: Arc<dyn Admit>) -> Result<VerbsListener, String> {
+        let what = format!("rail listener {} on {}", config.name, config.address);
+        let named = |why: String| format!("{what}: {why}");
+        let device = Device::open(config.device.as_deref(), config.address).map_err(named)?;
+        device.port().map_err(named)?;
+        let gid = device.gid().map_err(named)?.raw;
+        let reader = Reader::new(&config.name, &device.pd, config.memory, config.readers).map_err(named)?;
+        let shared = Arc::new(Shared {
+            config,
+            clock,
+            device,
+            reader,
+            admit,
+            totals: Arc::default(),
+            refused: AtomicU64::new(0),
+            messages: AtomicU64::new(0),
+            groups: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            latch: Arc::default(),
+        });
+        let weak = Arc::downgrade(&shared);
+        let watch = Watch::start(&shared.device.context, move |event| {
+            let Some(shared) = weak.upgrade() else { return };
+            let why = match event {
+                DeviceEvent::PortDown(_) => "the server's port went down",
+                DeviceEvent::DeviceFatal => "the server's device failed",
+                DeviceEvent::CqError => "a completion queue overflowed",
+                _ => return,
+            };
+            let groups: Vec<_> = lock(&shared.groups).values().cloned().collect();
+            groups.iter().for_each(|group| group.end(why));
+        });
+        let watch = watch.map_err(|error| named(error.to_string()))?;
+        Ok(VerbsListener { shared, gid, _watch: watch })
+    }
+
+    /// The GID it is reached by.
+    pub fn gid(&self) -> [u8; 16] {
+        self.gid
+    }
+
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.shared.config.address
+    }
+
+    /// The device's name.
+    pub fn device(&self) -> &str {
+        self.shared.device.context.name()
+    }
+
+    /// Of the port, megabits per second; 0: not known.
+    pub fn speed_mbps(&self) -> u64 {
+        self.shared.device.port().map_or(0, |port| port.speed_mbps)
+    }
+
+    /// See [`VerbsListenerCounters`].
+    pub fn counters(&self) -> VerbsListenerCounters {
+        let totals = self.shared.totals.counters();
+        let (registered, registered_used, waited) = self.shared.reader.usage();
+        VerbsListenerCounters {
+            connections: lock(&self.shared.groups).len() as u64,
+            refused: self.shared.refused.load(Ordering::Relaxed),
+            bulk_sent: totals.bulk_sent,
+            bulk_received: totals.bulk_received,
+            stale: totals.stale,
+            registered: registered + self.shared.messages.load(Ordering::SeqCst),
+            registered_used: registered_used + self.shared.messages.load(Ordering::SeqCst),
+            waited,
+        }
+    }
+
+    /// Makes the server's end of a connection. Blocks for a moment: not on the runtime.
+    ///
+    /// # Errors
+    /// What to answer: the ticket is not good, the claims make no sense, or the device has no more to give.
+    pub fn join(&self, request: &VerbsJoin, peer: SocketAddr) -> Result<VerbsEnd, Outcome> {
+        self.shared.join(request, peer).inspect_err(|outcome| {
+            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(listener = %self.shared.config.name, %peer, why = %outcome.message, "a verbs rail was refused");
+        })
+    }
+
+    /// Ends every connection; bounded by a second or so.
+    pub fn stop(&self) {
+        let shared = &self.shared;
+        shared.stopping.store(true, Ordering::SeqCst);
+        let groups: Vec<_> = lock(&shared.groups).values().cloned().collect();
+        for group in &groups {
+            group.close("the listener was stopped");
+        }
+        drop(groups);
+        if !shared.latch.wait(STOP) {
+            tracing::error!(listener = %shared.config.name, "a thread of the listener has not ended; it is left behind");
+        }
+        shared.reader.stop();
+    }
+}
+
+impl Drop for VerbsListener {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A connection's part of the memory for messages, given back when it is dropped.
+struct Share(Arc<Shared>, u64);
+
+impl Share {
+    fn take(shared: &Arc<Shared>, bytes: u64) -> Result<Share, String> {
+        let limit = shared.config.messages;
+        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
+        match shared.messages.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits) {
+            Ok(_) => Ok(Share(shared.clone(), bytes)),
+            Err(used) => Err(format!(
+                "registered memory for messages: {used} of {limit} bytes are in use, a connection takes {bytes}; \
+                 raise memory.max_registered of the server"
+            )),
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.messages.fetch_sub(self.1, Ordering::SeqCst);
+    }
+}
+
+fn outcome(code: Code, message: impl Into<String>) -> Outcome {
+    Outcome { code: code as i32, message: message.into() }
+}
+
+impl Shared {
+    fn join(self: &Arc<Self>, request: &VerbsJoin, peer: SocketAddr) -> Result<VerbsEnd, Outcome> {
+        let unavailable = |why: String| outcome(Code::Unavailable, why);
+        let theirs = End::from_message(Some(&request.end)).map_err(|why| outcome(Code::Invalid, why.to_string()))?;
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(unavailable("the listener is stopping".into()));
+        }
+        let messages = Share::take(self, buffer_bytes(theirs.pairs.len()) as u64).map_err(unavailable)?;
+        let join = v1::JoinRequest { lane: v1::Lane::Bulk as i32, ..request.join.clone() };
+        let joined = self.admit.join(&join, peer)?;
+        let number = NUMBERS.fetch_add(2, Ordering::Relaxed);
+        // Enough to tell completions of this connection from any other's.
+        let generation = u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0);
+        let plan = Plan {
+            device: &self.device,
+            bulk: theirs.pairs.len().saturating_sub(1),
+            memory: Some(self.reader.mr().clone()),
+            written: false,
+            windows: false,
+            generation,
+        };
+        let half = Half::new(&plan).map_err(unavailable)?;
+        let end = half.end().to_message();
+        let full = half.connect(&theirs).map_err(unavailable)?;
+        let totals = Arc::new(Totals::default());
+        for totals in [&totals, &self.totals] {
+            add(&totals.connects, 1);
+        }
+        let group = Group::new(Parts {
+            name: format!("{} connection {number}", self.config.name),
+            peer: peer.to_string(),
+            session: joined.session,
+            generation,
+            limits: self.config.limits.clone(),
+            clock: self.clock,
+            events: joined.events,
+            handler: joined.handler,
+            totals: vec![totals, self.totals.clone()],
+            reader: Some(self.reader.clone()),
+            landing: None,
+            windows: None,
+            soft: self.device.facts.soft,
+            cq: full.cq,
+            buffers: full.buffers,
+            pairs: full.pairs,
+            their_depth: theirs.depth,
+            their_piece: theirs.piece,
+        });
+        let group = group.map_err(|error| unavailable(error.to_string()))?;
+        lock(&self.groups).insert(number, group.clone());
+        let (of_group, of_listener, shared) = (group.running(), self.latch.enter(), self.clone());
+        let of_thread = group.clone();
+        let spawned = std::thread::Builder::new().name(format!("{}-{number}", self.config.name)).spawn(move || {
+            of_listener.begin();
+            shared.connection(number, &of_thread, peer);
+            drop(of_thread);
+            drop((messages, of_group, of_listener));
+        });
+        if let Err(error) = spawned {
+            lock(&self.groups).remove(&number);
+            return Err(unavailable(format!("no thread could be started: {error}")));
+        }
+        if self.stopping.load(Ordering::SeqCst) {
+            group.end("the listener was stopped");
+        }
+        Ok(end)
+    }
+
+    /// The thread of one connection.
+    fn connection(&self, number: u64, group: &Arc<Group>, peer: SocketAddr) {
+        let session = group.parts.session;
+        let lanes = [(Lane::Bulk, number), (Lane::Small, number + 1)];
+        let ready = || {
+            for (lane, number) in lanes {
+                self.admit.connected(session, lane, number, Arc::new(LaneRail { group: group.clone(), lane }));
+            }
+        };
+        let silent = |silent| tracing::info!(listener = %self.config.name, %peer, silent, "a client's connection");
+        let why = group.run(&silent, &ready);
+        lock(&self.groups).remove(&number);
+        if group.is_ready() {
+            for (lane, number) in lanes {
+                self.admit.closed(session, lane, number, &why);
+            }
+        }
+        tracing::debug!(listener = %self.config.name, %peer, %why, "connection closed");
+    }
+}

@@ -1,0 +1,213 @@
+//! Opening a device, and making the queue pairs of one connection.
+//!
+//! Guarantees: the GID is looked up by address every time; depths, MTU and number of pairs are the lesser of both sides' and
+//! the device's; whatever was half made is given back when a later step fails. Everything here may block for a moment: never
+//! on a polling thread or the runtime.
+
+use super::choose::choose_gid;
+use super::link::{buffer_bytes, receive_place};
+use super::{DEPTH, PIECE};
+use crate::verbs::{
+    Buffers, Context, Cq, DeviceFacts, Init, Limits, Mr, Pd, Peer, Port, PortChoice, PortState, Qp, Rts, WrId, WrKind,
+    devices, mtu_bytes,
+};
+use railfs_proto::verbs::{End, Pair};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// An open device with the port that has an address.
+pub(super) struct Device {
+    pub(super) context: Context,
+    pub(super) pd: Pd,
+    pub(super) facts: DeviceFacts,
+    address: IpAddr,
+    port: u8,
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Why a port cannot be used, if it cannot.
+pub(super) fn usable(port: &Port) -> Result<(), String> {
+    match port.state {
+        PortState::Active => {}
+        PortState::Other(code) => return Err(format!("the port is not active (state {code})")),
+    }
+    if !port.ethernet {
+        return Err("the port is not Ethernet: rails are RoCE version 2 only".into());
+    }
+    if mtu_bytes(port.mtu).is_none() {
+        return Err(format!("its MTU code {} is not known", port.mtu));
+    }
+    Ok(())
+}
+
+impl Device {
+    /// Opens `name`, or the device that has the address.
+    pub(super) fn open(name: Option<&str>, address: IpAddr) -> Result<Device, String> {
+        let names = match name {
+            Some(name) => vec![name.to_owned()],
+            None => devices()?,
+        };
+        let mut reasons = Vec::new();
+        for name in &names {
+            match Device::try_open(name, address) {
+                Ok(device) => return Ok(device),
+                Err(why) => reasons.push(format!("{name}: {why}")),
+            }
+        }
+        if reasons.is_empty() {
+            reasons.push("there is no RDMA device".into());
+        }
+        Err(reasons.join("; "))
+    }
+
+    fn try_open(name: &str, address: IpAddr) -> Result<Device, String> {
+        let context = Context::open(name)?;
+        let facts = context.facts().map_err(text)?;
+        let gids = context.gids().map_err(text)?;
+        let mut reason = "it has no port".to_owned();
+        for number in 1..=facts.ports {
+            match choose_gid(&gids, number, address) {
+                Ok(_) => {
+                    let pd = Pd::new(&context).map_err(text)?;
+                    return Ok(Device { context, pd, facts, address, port: number });
+                }
+                Err(why) => reason = why,
+            }
+        }
+        Err(reason)
+    }
+
+    /// The port as it is now.
+    pub(super) fn port(&self) -> Result<Port, String> {
+        let port = self.context.port(self.port).map_err(text)?;
+        usable(&port).map_err(|why| format!("device {} port {}: {why}", self.context.name(), self.port))?;
+        Ok(port)
+    }
+
+    /// The GID as it is now.
+    pub(super) fn gid(&self) -> Result<crate::verbs::Gid, String> {
+        let gids = self.context.gids().map_err(text)?;
+        choose_gid(&gids, self.port, self.address).map_err(|why| format!("device {}: {why}", self.context.name()))
+    }
+}
+
+/// What to make.
+pub(super) struct Plan<'a> {
+    pub(super) device: &'a Device,
+    /// Pairs for bulk; one more is made.
+    pub(super) bulk: usize,
+    /// Memory that work may name, beside the messages.
+    pub(super) memory: Option<Arc<Mr>>,
+    /// The other side may write through these pairs.
+    pub(super) written: bool,
+    /// Landings are opened by windows.
+    pub(super) windows: bool,
+    pub(super) generation: u32,
+}
+
+/// Queue pairs that receive as soon as they know their other ends.
+pub(super) struct Half {
+    cq: Cq,
+    buffers: Buffers,
+    pairs: Vec<(Qp<Init>, u32)>,
+    end: End,
+}
+
+/// Queue pairs that are connected.
+pub(super) struct Full {
+    pub(super) cq: Cq,
+    pub(super) buffers: Buffers,
+    pub(super) pairs: Vec<Qp<Rts>>,
+}
+
+/// Windows of a pair at most: for bulk as many as messages, for the last one few.
+pub(super) fn windows_of(last: bool) -> usize {
+    if last { 2 } else { usize::from(DEPTH) }
+}
+
+fn random_psn() -> Result<u32, String> {
+    let mut bytes = [0; 4];
+    getrandom::fill(&mut bytes).map_err(text)?;
+    Ok(u32::from_ne_bytes(bytes) & 0xff_ffff)
+}
+
+impl Half {
+    pub(super) fn new(plan: &Plan<'_>) -> Result<Half, String> {
+        let Plan { device, bulk, .. } = plan;
+        let (port, gid) = (device.port()?, device.gid()?);
+        let count = bulk.clamp(&1, &16) + 1;
+        let depth = u32::from(DEPTH);
+        // A binding or a WRITE before every message, invalidations, and one to spare.
+        let windows = |last: bool| if plan.windows { u32::try_from(windows_of(last)).unwrap_or(0) } else { 0 };
+        let sends = |last: bool| 2 * depth + windows(last) + 2;
+        let most = sends(false).max(sends(true));
+        if most > device.facts.max_queue {
+            let (name, max) = (device.context.name(), device.facts.max_queue);
+            return Err(format!("device {name} has queues of {max} work requests, {most} are needed"));
+        }
+        let entries = (0..count).map(|index| sends(index + 1 == count) + depth).sum::<u32>();
+        if entries > device.facts.max_completions {
+            let (name, max) = (device.context.name(), device.facts.max_completions);
+            return Err(format!("device {name} has completion queues of {max} entries, {entries} are needed"));
+        }
+        let cq = Cq::new(&device.context, entries).map_err(text)?;
+        let buffers = Buffers::new(&device.pd, buffer_bytes(count)).map_err(text)?;
+        let choice = PortChoice { port: port.number, gid, traffic_class: 0, written: plan.written };
+        let mut pairs = Vec::with_capacity(count);
+        for index in 0..count {
+            let last = index + 1 == count;
+            let mut memory = vec![buffers.mr().clone()];
+            memory.extend(plan.memory.clone());
+            let limits = Limits { sends: sends(last), receives: depth };
+            let pair = Qp::new(&device.pd, &cq, limits, memory).map_err(text)?;
+            let mut pair = pair.init(&choice).map_err(text)?;
+            // At most MAX_PAIRS.
+            let number = u8::try_from(index).unwrap_or(u8::MAX);
+            for slot in 0..DEPTH {
+                let into =
+                    buffers.mr().slice(receive_place(number, slot) as u64, PIECE).ok_or("no room for receives")?;
+                let id = WrId { kind: WrKind::Receive, pair: number, slot, generation: plan.generation };
+                pair.receive(id, into).map_err(text)?;
+            }
+            pairs.push((pair, random_psn()?));
+        }
+        let said = |(pair, psn): &(Qp<Init>, u32)| Pair { number: pair.number(), psn: *psn };
+        let end = End {
+            gid: gid.raw,
+            lid: port.lid,
+            mtu: port.mtu,
+            piece: PIECE,
+            depth,
+            pairs: pairs.iter().map(said).collect(),
+        };
+        Ok(Half { cq, buffers, pairs, end })
+    }
+
+    /// What is said of it.
+    pub(super) fn end(&self) -> &End {
+        &self.end
+    }
+
+    /// Connects to the other side's pairs. It may have fewer: those beyond are given back.
+    pub(super) fn connect(mut self, theirs: &End) -> Result<Full, String> {
+        let count = self.pairs.len().min(theirs.pairs.len());
+        if theirs.pairs.len() > count {
+            return Err(format!("{} queue pairs were offered for {count}", theirs.pairs.len()));
+        }
+        // Receives name their pair by its place, so the last one keeps its own.
+        if count < self.pairs.len() {
+            return Err(format!("the other side has {count} queue pairs, not {}", self.pairs.len()));
+        }
+        let mtu = self.end.mtu.min(theirs.mtu);
+        let mut pairs = Vec::with_capacity(count);
+        for ((pair, psn), other) in self.pairs.drain(..).zip(&theirs.pairs) {
+            let peer = Peer { number: other.number, psn: other.psn, gid: theirs.gid, lid: theirs.lid, mtu };
+            let pair = pair.rtr(&peer, 1).map_err(text)?;
+            pairs.push(pair.rts(psn).map_err(text)?);
+        }
+        Ok(Full { cq: self.cq, buffers: self.buffers, pairs })
+    }
+}

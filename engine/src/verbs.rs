@@ -1,0 +1,96 @@
+//! A small safe layer over RDMA verbs: devices, ports and GIDs, protection domains, registered memory, type 2 memory
+//! windows, completion queues with their channel, reliable queue pairs, posting, asynchronous events.
+//!
+//! Guarantees:
+//! * This is the only place that names `rdma_sys`; `libibverbs` is looked up when first needed, so a program
+//!   starts on a machine that has neither the library nor a device.
+//! * Children keep their parents alive: a queue pair its memory, domain and completion queue, memory its domain and mapping,
+//!   all of them the device. So memory is deregistered before it is unmapped, whatever is dropped first.
+//! * Access rights are set in one place ([`Access`]): no other code can say what a peer may do (I7).
+//! * A queue pair is brought up through its states by types: what a state forbids does not compile.
+//! * Codes that this software does not know are values, never panics. Nothing panics in `Drop`: what the device refuses to
+//!   give back is leaked, counted ([`leaked`]) and logged.
+//!
+//! A send before the queue pair can send does not compile:
+//! ```compile_fail
+//! use railfs_engine::verbs::{Init, Qp};
+//! fn early(pair: &mut Qp<Init>) {
+//!     let _ = pair.post(&mut []);
+//! }
+//! ```
+//! Neither does going on with a queue pair that was handed over to its next state:
+//! ```compile_fail
+//! use railfs_engine::verbs::{Peer, Qp, Reset, PortChoice};
+//! fn twice(pair: Qp<Reset>, port: &PortChoice) {
+//!     let _ = pair.init(port);
+//!     let _ = pair.init(port);
+//! }
+//! ```
+//! Nor skipping a state:
+//! ```compile_fail
+//! use railfs_engine::verbs::{Qp, Reset};
+//! fn skip(pair: Qp<Reset>) {
+//!     let _ = pair.rts(1);
+//! }
+//! ```
+//! Nor a window that is bound twice at once, nor making access rights up:
+//! ```compile_fail
+//! use railfs_engine::verbs::{Slice, Window, Work};
+//! fn twice(window: &mut Window, place: Slice) {
+//!     let _ = [Work::Bind { window, landing: place }, Work::Bind { window, landing: place }];
+//! }
+//! ```
+//! ```compile_fail
+//! let everything = railfs_engine::verbs::Access::from(!0u32);
+//! ```
+#![allow(unsafe_code)]
+
+mod cq;
+mod device;
+mod event;
+mod library;
+mod memory;
+mod qp;
+
+pub use cq::{Completion, Cq, Done, Status};
+pub use device::{Context, DeviceFacts, Gid, GidKind, Port, PortState, devices};
+pub use event::{DeviceEvent, next_event};
+pub use memory::{Access, Buffers, Mr, Pd, Registrable, Slice, Window};
+pub use qp::{Init, Limits, Peer, PortChoice, PostError, Qp, Reset, Rtr, Rts, Work, WrId, WrKind, mtu_bytes};
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A verb failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call} on {object} failed: {}", std::io::Error::from_raw_os_error(*errno))]
+pub struct VerbsError {
+    /// The verb.
+    pub call: &'static str,
+    /// What it was about: device, port, bytes.
+    pub object: String,
+    /// What the system said.
+    pub errno: i32,
+}
+
+/// Some verbs give the error number, some set `errno`: here is the one place that knows both.
+fn failed(call: &'static str, object: impl Into<String>, code: Option<i32>) -> VerbsError {
+    let errno = code.filter(|code| *code > 0).or_else(|| std::io::Error::last_os_error().raw_os_error()).unwrap_or(0);
+    VerbsError { call, object: object.into(), errno }
+}
+
+static LEAKED: AtomicU64 = AtomicU64::new(0);
+
+/// Objects that a device refused to give back: they, and the memory they name, are kept until the process ends.
+pub fn leaked() -> u64 {
+    LEAKED.load(Ordering::Relaxed)
+}
+
+fn leak(error: &VerbsError) {
+    LEAKED.fetch_add(1, Ordering::Relaxed);
+    tracing::error!(%error, "the device does not give it back; it is kept until the process ends");
+}
+
+/// Whether verbs can be used on this machine at all, and if not why: no library, or one that is too old.
+pub fn available() -> Result<(), String> {
+    library::library().map(|_| ()).map_err(str::to_owned)
+}
