@@ -17,10 +17,19 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 /// It does not end in time.
 #[track_caller]
 pub fn shell(mount: &Mount, source: &Path, text: &str) -> Output {
+    shell_within(mount, source, text, LIMIT)
+}
+
+/// [`shell`] with a limit of its own.
+///
+/// # Panics
+/// It does not end in time.
+#[track_caller]
+pub fn shell_within(mount: &Mount, source: &Path, text: &str, limit: Duration) -> Output {
     let temporary = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
     let mut command = Command::new("bash");
     command.args(["-c", &format!("set -euo pipefail; {text}")]).env("LC_ALL", "C");
-    run(command.env("M", &mount.path).env("S", source).env("T", temporary.path()), LIMIT)
+    run(command.env("M", &mount.path).env("S", source).env("T", temporary.path()), limit)
 }
 
 /// The first of these programs that this machine lacks.
