@@ -135,7 +135,7 @@ fn copy_to(
     if settings.archive {
         Kept::of(&object.descriptor.attributes).give(&out).map_err(written)?;
     }
-    temporary.rename(&target).map_err(written)?;
+    temporary.finish().map_err(written)?;
     Ok(Some(target))
 }
 

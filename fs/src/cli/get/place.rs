@@ -1,4 +1,4 @@
-//! Where got files go: under a temporary name first, and of a tree only below the directory that was named.
+//! Where got files go: without a name or under a temporary one first, and of a tree only below the directory that was named.
 //!
 //! Guarantees: a file appears whole under its name or not at all; below the directory of a tree no symbolic link is ever
 //! followed, and no name leads out of it, whatever lies there and whatever happens to it meanwhile.
@@ -8,10 +8,9 @@ use railfs_proto::descriptor::Attributes;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Names that are tried for one temporary file.
@@ -24,48 +23,105 @@ fn temporary_name(name: &[u8], attempt: u32) -> Vec<u8> {
     [b".", start, ending.as_bytes()].concat()
 }
 
-/// A file that is gone again unless it was renamed.
+/// A file that has not got its name yet, and is gone unless it gets it: where the file system can (O_TMPFILE) it has none at all
+/// until then, so that not even a kill leaves one behind.
 pub struct Temporary {
-    path: PathBuf,
+    directory: OwnedFd,
+    file: File,
+    /// Of a file that had to have a name.
+    temporary: Option<Vec<u8>>,
+    name: Vec<u8>,
 }
 
 impl Temporary {
-    /// In the same directory, so that it can be renamed.
+    /// In the same directory.
     ///
     /// # Errors
     /// What the system said.
     pub fn beside(target: &Path, mode: u32) -> std::io::Result<(File, Temporary)> {
         let name = target.file_name().ok_or(std::io::ErrorKind::InvalidInput)?;
         let directory = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        for attempt in 0..TRIES {
-            let path = directory.join(OsStr::from_bytes(&temporary_name(name.as_bytes(), attempt)));
-            match OpenOptions::new().write(true).create_new(true).mode(mode).open(&path) {
-                Ok(file) => return Ok((file, Temporary { path })),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(std::io::ErrorKind::AlreadyExists.into())
+        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(directory, flags, Mode::empty())?;
+        Temporary::create(directory, name.as_bytes(), mode)
     }
 
-    /// Gives it its name.
+    fn create(directory: OwnedFd, name: &[u8], mode: u32) -> std::io::Result<(File, Temporary)> {
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let (file, temporary) = match rustix::fs::openat(&directory, ".", flags, Mode::from_raw_mode(mode)) {
+            // It is named by way of /proc, which may be missing.
+            Ok(file) if rustix::fs::stat(way_to(&file)).is_ok() => (File::from(file), None),
+            Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
+                let (file, temporary) = named(&directory, name, mode)?;
+                (file, Some(temporary))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let temporary = Temporary { directory, file: file.try_clone()?, temporary, name: name.to_vec() };
+        Ok((file, temporary))
+    }
+
+    /// Gives it its name; what had it (a link too) is replaced.
     ///
     /// # Errors
     /// What the system said; it is gone then.
-    pub fn rename(mut self, target: &Path) -> std::io::Result<()> {
-        std::fs::rename(&self.path, target)?;
-        self.path.clear();
+    pub fn finish(mut self) -> std::io::Result<()> {
+        let directory = &self.directory;
+        let link = |name: &[u8]| {
+            rustix::fs::linkat(rustix::fs::CWD, way_to(&self.file), directory, name, AtFlags::SYMLINK_FOLLOW)
+        };
+        if self.temporary.is_none() {
+            match link(&self.name) {
+                Ok(()) => return Ok(()),
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // Only a rename replaces.
+            let names = (0..TRIES).map(|attempt| temporary_name(&self.name, attempt));
+            for name in names {
+                match link(&name) {
+                    Ok(()) => {
+                        self.temporary = Some(name);
+                        break;
+                    }
+                    Err(Errno::EXIST) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        let temporary = self.temporary.as_ref().ok_or(std::io::ErrorKind::AlreadyExists)?;
+        rustix::fs::renameat(&self.directory, temporary.as_slice(), &self.directory, self.name.as_slice())?;
+        self.temporary = None;
         Ok(())
     }
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        if !self.path.as_os_str().is_empty() {
+        if let Some(temporary) = &self.temporary {
             // It may have been removed by somebody else; the failure is being reported already.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = rustix::fs::unlinkat(&self.directory, temporary.as_slice(), AtFlags::empty());
         }
     }
+}
+
+/// A path to an open file, whether it has a name or not.
+fn way_to(file: &impl AsRawFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// A new file under a temporary name.
+fn named(directory: &OwnedFd, name: &[u8], mode: u32) -> std::io::Result<(File, Vec<u8>)> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for attempt in 0..TRIES {
+        let temporary = temporary_name(name, attempt);
+        match rustix::fs::openat(directory, temporary.as_slice(), flags, Mode::from_raw_mode(mode)) {
+            Ok(file) => return Ok((file.into(), temporary)),
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(std::io::ErrorKind::AlreadyExists.into())
 }
 
 /// What a put kept, to be given to a file again.
@@ -108,11 +164,9 @@ pub struct Root {
     path: PathBuf,
 }
 
-/// A file in it that has not got its name yet, and is gone again unless it gets it.
+/// A file in it that has not got its name yet.
 pub struct Pending {
-    directory: OwnedFd,
-    temporary: Vec<u8>,
-    name: Vec<u8>,
+    temporary: Temporary,
     /// For messages.
     pub path: PathBuf,
 }
@@ -151,19 +205,9 @@ impl Root {
             directory = below(&directory, part).map_err(|error| refused(&path, error))?;
         }
         path.push(OsStr::from_bytes(name));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        for attempt in 0..TRIES {
-            let temporary = temporary_name(name, attempt);
-            match rustix::fs::openat(&directory, temporary.as_slice(), flags, Mode::from_raw_mode(mode)) {
-                Ok(file) => {
-                    let pending = Pending { directory, temporary, name: name.to_vec(), path };
-                    return Ok((file.into(), pending));
-                }
-                Err(Errno::EXIST) => {}
-                Err(error) => return Err(io(path.display(), &error.into())),
-            }
-        }
-        Err(io(path.display(), &std::io::ErrorKind::AlreadyExists.into()))
+        let created = Temporary::create(directory, name, mode);
+        let (file, temporary) = created.map_err(|error| io(path.display(), &error))?;
+        Ok((file, Pending { temporary, path }))
     }
 }
 
@@ -195,25 +239,14 @@ fn refused(path: &Path, error: Errno) -> Failure {
 }
 
 impl Pending {
-    /// Gives it its name; what had it (a link too) is replaced.
+    /// See [`Temporary::finish`].
     ///
     /// # Errors
     /// What the system said; it is gone then.
-    pub fn finish(mut self) -> Result<PathBuf, Failure> {
-        let renamed =
-            rustix::fs::renameat(&self.directory, self.temporary.as_slice(), &self.directory, self.name.as_slice());
-        renamed.map_err(|error| io(self.path.display(), &error.into()))?;
-        self.temporary.clear();
-        Ok(std::mem::take(&mut self.path))
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if !self.temporary.is_empty() {
-            // The failure is being reported already.
-            let _ = rustix::fs::unlinkat(&self.directory, self.temporary.as_slice(), AtFlags::empty());
-        }
+    pub fn finish(self) -> Result<PathBuf, Failure> {
+        let Pending { temporary, path } = self;
+        temporary.finish().map_err(|error| io(path.display(), &error))?;
+        Ok(path)
     }
 }
 
@@ -224,17 +257,39 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     #[test]
-    fn a_temporary_file_is_gone_unless_it_was_renamed() {
+    fn a_temporary_file_is_gone_unless_it_was_finished_and_has_no_name_until_then() {
         let dir = tempfile::tempdir().unwrap();
+        let names = || std::fs::read_dir(dir.path()).unwrap().count();
         let target = dir.path().join("x".repeat(255));
-        let (mut file, temporary) = Temporary::beside(&target, 0o600).unwrap();
-        file.write_all(b"1").unwrap();
-        let (_, second) = Temporary::beside(&target, 0o600).unwrap();
-        assert_ne!(temporary.path, second.path);
+        for round in [&b"1"[..], b"2"] {
+            let (mut file, temporary) = Temporary::beside(&target, 0o600).unwrap();
+            file.write_all(round).unwrap();
+            assert!(temporary.temporary.is_some() || names() <= 1, "nothing that a kill could leave behind");
+            drop(Temporary::beside(&target, 0o600).unwrap());
+            temporary.finish().unwrap();
+            assert_eq!(std::fs::read(&target).unwrap(), round);
+            assert_eq!(names(), 1);
+        }
+    }
+
+    #[test]
+    fn a_file_that_must_have_a_name_gets_a_temporary_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = || std::fs::read_dir(dir.path()).unwrap().count();
+        let target = dir.path().join("f");
+        let directory = || OwnedFd::from(File::open(dir.path()).unwrap());
+        let new = || {
+            let (file, name) = named(&directory(), b"f", 0o600).unwrap();
+            let temporary = Some(name);
+            Temporary { directory: directory(), file, temporary, name: b"f".to_vec() }
+        };
+        let (mut first, second) = (new(), new());
+        assert_ne!(first.temporary, second.temporary);
         drop(second);
-        temporary.rename(&target).unwrap();
-        assert_eq!(std::fs::read(&target).unwrap(), b"1");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        first.file.write_all(b"1").unwrap();
+        assert_eq!((names(), target.exists()), (1, false));
+        first.finish().unwrap();
+        assert_eq!((names(), std::fs::read(&target).unwrap()), (1, b"1".to_vec()));
     }
 
     fn put(root: &Root, parts: &[&[u8]], bytes: &[u8]) -> Result<PathBuf, Failure> {
