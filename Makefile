@@ -1,7 +1,7 @@
 # Everything one does with this repository; `make` alone lists it. The work is in tests/bin/.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-rdma test-systemd test-mutants bench bench-forms demo fuzz clean
+.PHONY: help setup build install uninstall check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-rdma test-systemd test-mutants bench bench-forms bench-rdma demo fuzz clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -52,8 +52,8 @@ test-lab: ## Run only the tests in guests (tests/lab): another kernel, Soft-RoCE
 test-systemd: ## Run only the units, fstab and automount under a real systemd, in a guest
 	@tests/bin/lab.sh --only systemd
 
-test-rdma: ## Run only the tests of verbs rails, over Soft-RoCE devices in a guest
-	@tests/bin/lab.sh --only rdma
+test-rdma: ## Run only the tests of verbs rails, over Soft-RoCE devices in guests
+	@tests/bin/lab.sh --only rdma rdma-pair
 
 test-mutants: ## Break each invariant on purpose (docs/invariants.md) and demand that its test turns red
 	@python3 tests/bin/mutants.py
@@ -63,6 +63,9 @@ bench: ## Measure reads, with the ceilings of this machine beside them
 
 bench-forms: ## Measure io=direct and io=cached side by side
 	@tests/bin/call.sh tests/bin/bench.sh forms
+
+bench-rdma: ## Measure RDMA rails over Soft-RoCE devices in a guest, with ib_write_bw beside them
+	@tests/bin/call.sh tests/bin/bench.sh rdma
 
 demo: ## Store, mount, read, overwrite and lose a rail, on this machine
 	@tests/bin/call.sh tests/bin/demo.sh

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::memory::Arena;
 use crate::memory::plan::Memlock;
 use crate::put::{self, Puts};
+pub use crate::rail::Opening;
 use crate::rail::tcp::{Limits, RailConfig, TcpRail};
 pub use crate::read::core::Freshness;
 use crate::read::core::{self, Core};
@@ -62,6 +63,8 @@ pub struct Config {
     pub readahead: u64,
     /// See [`Rdma`].
     pub rdma: Rdma,
+    /// See [`Opening`].
+    pub opening: Opening,
 }
 
 impl Default for Config {
@@ -76,6 +79,7 @@ impl Default for Config {
             connect_deadline: railfs_proto::limits::CONNECT_DEADLINE,
             readahead: 16 << 20,
             rdma: Rdma::Auto,
+            opening: Opening::Auto,
         }
     }
 }
@@ -452,7 +456,7 @@ impl Client {
             }
             #[cfg(feature = "rdma")]
             reach::Way::Verbs { remote, device, local } => {
-                use crate::rail::verbs::{BULK_PAIRS, Opening, VerbsRail, VerbsRailConfig};
+                use crate::rail::verbs::{BULK_PAIRS, VerbsRail, VerbsRailConfig};
                 let config = VerbsRailConfig {
                     name,
                     device: device.clone(),
@@ -460,7 +464,7 @@ impl Client {
                     remote: remote.to_string(),
                     listener,
                     bulk_pairs: BULK_PAIRS,
-                    opening: Opening::Auto,
+                    opening: self.config.opening,
                     limits,
                     seed,
                 };
@@ -638,6 +642,7 @@ impl Client {
             ("pins_unsaid_now", pins.unsaid),
             ("pins_lost", pins.lost),
         ]);
+        counters.extend(crate::rail::rdma_counters());
         Status {
             store: session.as_ref().map_or_else(String::new, |session| session.store.to_string()),
             node: session.as_ref().map_or_else(String::new, |session| session.node.clone()),

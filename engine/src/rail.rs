@@ -27,6 +27,32 @@ use std::fmt::Debug;
 use std::fs::File;
 use std::sync::Arc;
 
+/// How a client opens its memory to the server of an RDMA rail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Opening {
+    /// By memory windows where the device has them (type 2B), else by the second way.
+    #[default]
+    Auto,
+    /// By memory windows; a device without them is refused.
+    Windows,
+    /// The second way: the whole arena has one key for the server. A landing that was given up takes the connection with it.
+    OpenArena,
+}
+
+/// What this process has of RDMA devices now, for status: names and values.
+pub fn rdma_counters() -> [(&'static str, u64); 4] {
+    #[cfg(feature = "rdma")]
+    let crate::verbs::Live { pairs, windows, regions, bytes } = crate::verbs::live();
+    #[cfg(not(feature = "rdma"))]
+    let [pairs, windows, regions, bytes] = [0; 4];
+    [
+        ("rdma_queue_pairs_now", pairs),
+        ("rdma_windows_now", windows),
+        ("rdma_regions_now", regions),
+        ("rdma_pinned_bytes_now", bytes),
+    ]
+}
+
 /// Which of a rail's lanes a message takes, so that checks never queue behind stripes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {

@@ -78,6 +78,34 @@ fn failed(call: &'static str, object: impl Into<String>, code: Option<i32>) -> V
     VerbsError { call, object: object.into(), errno }
 }
 
+/// What this process has of its devices, the leaked things included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Queue pairs.
+    pub pairs: u64,
+    /// Memory windows, bound or not.
+    pub windows: u64,
+    /// Registrations.
+    pub regions: u64,
+    /// Bytes of them: memory that is registered twice counts twice, as it does against memlock.
+    pub bytes: u64,
+}
+
+static PAIRS: AtomicU64 = AtomicU64::new(0);
+static WINDOWS: AtomicU64 = AtomicU64::new(0);
+static REGIONS: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// See [`Live`].
+pub fn live() -> Live {
+    Live {
+        pairs: PAIRS.load(Ordering::Relaxed),
+        windows: WINDOWS.load(Ordering::Relaxed),
+        regions: REGIONS.load(Ordering::Relaxed),
+        bytes: BYTES.load(Ordering::Relaxed),
+    }
+}
+
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
 /// Objects that a device refused to give back: they, and the memory they name, are kept until the process ends.

@@ -52,6 +52,7 @@ impl Admin {
         counters.push(("rdma_registered_bytes", rails.iter().map(|rail| rail.registered).sum()));
         counters.push(("rdma_registered_bytes_now", rails.iter().map(|rail| rail.registered_used).sum()));
         counters.push(("rdma_waits", rails.iter().map(|rail| rail.waited).sum()));
+        counters.extend(railfs_engine::rail::rdma_counters());
         counters.push(("open_files", server.files.len() as u64));
         let pins = server.pins.counts();
         counters.push(("pins", pins.pins));

@@ -4,7 +4,9 @@
 #
 # With the argument "forms" (`make bench-forms`): the two forms of reads, io=direct and io=cached, side by side instead.
 #
-#   RAILFS_BENCH_ROUNDS  rounds; default 3
+# With "rdma" (`make bench-rdma`): RDMA rails over Soft-RoCE devices, in a guest of the lab, beside ib_write_bw.
+#
+#   RAILFS_BENCH_ROUNDS  rounds; default 3, of rdma 5
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -14,6 +16,16 @@ fail() {
 }
 
 tests/bin/setup.sh
+if [[ ${1:-} == rdma ]]; then
+  lacking=$(tests/lab/lab missing) || fail "this machine lacks ${lacking//$'\n'/; }"
+  cargo build --release --quiet -p railfs -p railfs-server -p railfs-bench --bins
+  target=$(cargo metadata --format-version 1 --no-deps | jq -r .target_directory)
+  rm -rf "$target/bench/rdma"
+  mkdir -p "$target/bench/rdma/bin"
+  for program in railfs railfsd railfs-bench; do strip -o "$target/bench/rdma/bin/$program" "$target/release/$program"; done
+  export RAILFS_BIN_DIR=$target/bench/rdma/bin RAILFS_LAB_LIMIT=${RAILFS_LAB_LIMIT:-7200}
+  exec tests/lab/lab run --mem 3072 --disk 2048 --out "$target/bench/rdma" tests/lab/cases/rdma-bench.sh
+fi
 [[ -c /dev/fuse ]] || fail "/dev/fuse is not there: load the module (modprobe fuse), or give the container the device"
 rounds=${RAILFS_BENCH_ROUNDS:-3}
 cargo build --release --quiet -p railfs -p railfs-server -p railfs-bench --bins

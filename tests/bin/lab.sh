@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the suites of the lab (tests/lab/cases) and leaves what became of them where suites.py counts it.
 #
-#   lab.sh OUT [SUITE...]       OUT/lab-SUITE.results and .status; suites: run pair systemd rdma (all but rdma when none is named)
+#   lab.sh OUT [SUITE...]       OUT/lab-SUITE.results and .status; suites: run pair systemd rdma rdma-pair (the first three when none is named)
 #   lab.sh --only [SUITE...]    builds, runs these alone, and counts
 #
 # A machine that cannot start guests is said to, by a line for each suite in RAILFS_SKIP_LOG; suites.py decides whether that
@@ -70,12 +70,15 @@ for suite in "${suites[@]}"; do
   status=0
   options=()
   kind=$suite
-  if [[ $suite == rdma ]]; then
-    kind=run
-    # The longest of them: what every rail promises, and whole objects over emulated devices.
-    ((RAILFS_LAB_LIMIT >= 1200)) || RAILFS_LAB_LIMIT=1200
-  fi
-  [[ $suite == pair ]] || options=(--disk 512)
+  case $suite in
+    rdma)
+      kind=run
+      # The longest of them: what every rail promises, and whole objects over emulated devices.
+      ((RAILFS_LAB_LIMIT >= 1200)) || RAILFS_LAB_LIMIT=1200
+      ;;
+    rdma-pair) kind=pair ;;
+  esac
+  [[ $kind == pair ]] || options=(--disk $((${RAILFS_FULL:+1} + 0 > 0 ? 1024 : 512)))
   tests/lab/lab "$kind" "${options[@]}" --out "$out/lab-$suite" "tests/lab/cases/$suite.sh" || status=$?
   cat "$out/lab-$suite"/*/results >"$out/lab-$suite.results" 2>/dev/null || true
   echo "$status" >"$out/lab-$suite.status"

@@ -18,6 +18,7 @@ mod candidates;
 mod choose;
 mod client;
 mod credit;
+mod faults;
 #[cfg(test)]
 mod fence_tests;
 mod group;
@@ -35,6 +36,7 @@ pub use choose::{Candidate, choose_gid, match_device};
 pub use client::VerbsRail;
 pub use listener::{VerbsListener, VerbsListenerCounters};
 
+pub use super::Opening;
 use super::tcp::Limits;
 use railfs_proto::v1::{JoinRequest, VerbsEnd};
 use std::net::IpAddr;
@@ -50,18 +52,6 @@ pub(crate) const DEPTH: u16 = 64;
 pub const MESSAGES: u64 = (BULK_PAIRS as u64 + 1) * 2 * DEPTH as u64 * PIECE as u64;
 /// How long a landing that was given up waits for the server's word before its window is taken away.
 const GRACE: Duration = Duration::from_millis(250);
-
-/// How the landing is opened to the server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Opening {
-    /// By memory windows where the device has them (type 2B), else by the second way.
-    #[default]
-    Auto,
-    /// By memory windows; a device without them is refused.
-    Windows,
-    /// The second way: the whole arena has one key for the server. A landing that was given up takes the connection with it.
-    OpenArena,
-}
 
 /// How a client reaches one verbs listener.
 #[derive(Clone, Debug)]

@@ -4,10 +4,11 @@
 //! may do with memory is said by [`Access`] and nowhere else.
 
 use super::cq::Cq;
-use super::{Context, VerbsError, failed, leak};
+use super::{BYTES, Context, REGIONS, VerbsError, WINDOWS, failed, leak};
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_mw, ibv_pd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What may be done with memory or through a queue pair. The only place that sets access flags (I7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +152,8 @@ impl Mr {
         let raw = NonNull::new(raw)
             .ok_or_else(|| failed("ibv_reg_mr", format!("{length} bytes on {}", pd.context().name()), None))?;
         let base = base.as_ptr().addr() as u64;
+        REGIONS.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(length as u64, Ordering::Relaxed);
         Ok(Arc::new(Mr { raw, base, length, pd: pd.clone(), memory: Some(Box::new(memory)) }))
     }
 
@@ -203,7 +206,10 @@ impl Drop for Mr {
             // The device may still reach it: it stays mapped, and what it hangs on stays there.
             std::mem::forget(self.memory.take());
             std::mem::forget(self.pd.clone());
+            return;
         }
+        REGIONS.fetch_sub(1, Ordering::Relaxed);
+        BYTES.fetch_sub(self.length as u64, Ordering::Relaxed);
     }
 }
 
@@ -230,6 +236,7 @@ impl Window {
         // SAFETY: a live domain of that context.
         let raw = NonNull::new(unsafe { allocate(pd.0.raw.as_ptr(), rdma_sys::ibv_mw_type::IBV_MW_TYPE_2) });
         let raw = raw.ok_or_else(|| failed("ibv_alloc_mw", pd.context().name(), None))?;
+        WINDOWS.fetch_add(1, Ordering::Relaxed);
         Ok(Window { raw, pd: pd.clone(), freed: false })
     }
 
@@ -264,7 +271,10 @@ impl Window {
         };
         // SAFETY: allocated by us, freed once (`freed`).
         match unsafe { free(self.raw.as_ptr()) } {
-            0 => Ok(()),
+            0 => {
+                WINDOWS.fetch_sub(1, Ordering::Relaxed);
+                Ok(())
+            }
             code => Err(failed("ibv_dealloc_mw", self.pd.context().name(), Some(code))),
         }
     }

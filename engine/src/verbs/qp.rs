@@ -9,7 +9,7 @@
 
 use super::cq::Cq;
 use super::memory::{Access, Kept, Mr, Pd, Slice, Window};
-use super::{Gid, VerbsError, failed, leak};
+use super::{Gid, PAIRS, VerbsError, failed, leak};
 use rdma_sys::{
     ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state,
     ibv_qp_type, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode,
@@ -17,6 +17,7 @@ use rdma_sys::{
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a piece of work is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,6 +255,7 @@ impl Qp<Reset> {
         let raw = raw.ok_or_else(|| {
             failed("ibv_create_qp", format!("{} + {} on {}", limits.sends, limits.receives, context.name()), None)
         })?;
+        PAIRS.fetch_add(1, Ordering::Relaxed);
         let kept = Kept { pd: pd.clone(), memory, _cq: cq.clone() };
         let inner = Inner {
             raw,
@@ -520,7 +522,10 @@ impl Inner {
         let number = self.number();
         // SAFETY: made by us, destroyed once (`destroyed`).
         match unsafe { (self.library().ibv_destroy_qp)(self.raw.as_ptr()) } {
-            0 => Ok(()),
+            0 => {
+                PAIRS.fetch_sub(1, Ordering::Relaxed);
+                Ok(())
+            }
             code => {
                 let object = format!("queue pair {number} of {}", self.kept.pd.context().name());
                 let error = failed("ibv_destroy_qp", object, Some(code));

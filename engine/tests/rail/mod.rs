@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each suite uses its part of it")]
 
+#[cfg(feature = "rdma")]
+pub mod late;
 pub mod sim;
 pub mod tcp;
 #[cfg(feature = "rdma")]

@@ -36,6 +36,19 @@ pub fn devices() -> Option<Devices> {
     Some(Devices { client: (client.into(), at.parse().unwrap()), server: (server.into(), there.parse().unwrap()) })
 }
 
+/// What the rail's ends are called.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    pub client: &'static str,
+    pub server: &'static str,
+}
+
+impl Default for Names {
+    fn default() -> Names {
+        Names { client: "test", server: "test" }
+    }
+}
+
 /// Joins without a network between.
 struct Direct(Arc<VerbsListener>);
 
@@ -48,12 +61,22 @@ impl Join for Direct {
     }
 }
 
-struct Landing {
+#[derive(Clone, Copy)]
+pub struct Landing {
     pair: usize,
     address: u64,
     key: u32,
     length: u32,
     written: u32,
+    /// The key is no window's, and stays.
+    keeps: bool,
+}
+
+impl Landing {
+    /// What a reply takes away.
+    fn taken(&self) -> Option<u32> {
+        (!self.keeps).then_some(self.key)
+    }
 }
 
 /// The queue pairs of one connection.
@@ -85,6 +108,8 @@ pub struct Hand {
     dropped: Mutex<HashSet<u64>>,
     partial: Arc<AtomicU64>,
     mute: AtomicBool,
+    /// It lets nobody join, and does not hear that something was given up.
+    deaf: AtomicBool,
     pings: AtomicU64,
 }
 
@@ -178,6 +203,7 @@ impl Hand {
             dropped: Mutex::default(),
             partial,
             mute: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
             pings: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&hand);
@@ -197,7 +223,12 @@ impl Hand {
                     while pairs.cq.poll(&mut completions).unwrap() > 0 {}
                     for completion in completions {
                         let pair = usize::from(completion.id.pair);
-                        let Ok(done) = completion.result else { continue };
+                        let Ok(done) = completion.result else {
+                            // What comes before a failed message fails with it.
+                            pairs.done += u64::from(completion.id.kind == WrKind::Send);
+                            hand.bell.ring();
+                            continue;
+                        };
                         match completion.id.kind {
                             WrKind::Receive => {
                                 let at = place(pair, completion.id.slot, false);
@@ -250,12 +281,13 @@ impl Hand {
                 }
             }
             FrameKind::Request => {
-                let landing =
-                    Landing { pair, address: header.address, key: header.key, length: header.bulk, written: 0 };
+                let Header { address, key, bulk: length, keeps, .. } = header;
+                let landing = Landing { pair, address, key, length, written: 0, keeps };
                 self.landings.lock().unwrap().insert(header.id, landing);
                 let lane = if pair + 1 == pairs.pairs.len() { Lane::Small } else { Lane::Bulk };
                 self.requests.lock().unwrap().push((lane, header.id));
             }
+            FrameKind::Cancel if self.deaf.load(Ordering::SeqCst) => {}
             FrameKind::Cancel if self.landings.lock().unwrap().remove(&header.id).is_some() => {
                 self.dropped.lock().unwrap().insert(header.id);
                 pairs.send(pair, &reply(FrameKind::Dropped), &[], None, None);
@@ -284,6 +316,9 @@ impl Hand {
 
 impl Join for Hand {
     fn join(&self, _: u32, end: VerbsEnd) -> Result<(u64, VerbsEnd), String> {
+        if self.deaf.load(Ordering::SeqCst) {
+            return Err("the hand is deaf".into());
+        }
         let theirs = End::from_message(Some(&end)).unwrap();
         *self.now.lock().unwrap() = None;
         self.landings.lock().unwrap().clear();
@@ -343,7 +378,11 @@ pub fn world(setup: Setup) -> Box<dyn World> {
     world_of(setup, Opening::Auto)
 }
 
-pub fn world_of(mut setup: Setup, opening: Opening) -> Box<dyn World> {
+pub fn world_of(setup: Setup, opening: Opening) -> Box<dyn World> {
+    Box::new(world_named(setup, opening, Names::default()))
+}
+
+pub fn world_named(mut setup: Setup, opening: Opening, names: Names) -> VerbsWorld {
     // Real devices are met on emulated machines, where the test's own server takes seconds to make what it sends.
     for limits in [Some(&mut setup.limits), setup.server_limits.as_mut()].into_iter().flatten() {
         if limits.retire == railfs_proto::limits::RAIL_RETIRE {
@@ -368,7 +407,7 @@ pub fn world_of(mut setup: Setup, opening: Opening) -> Box<dyn World> {
         (Some(hand.clone()), None, Arc::new(HandJoin(hand)))
     } else {
         let config = VerbsListenerConfig {
-            name: "test".into(),
+            name: names.server.into(),
             device: Some(devices.server.0.clone()),
             address: devices.server.1,
             memory: 8 << 20,
@@ -379,9 +418,10 @@ pub fn world_of(mut setup: Setup, opening: Opening) -> Box<dyn World> {
         let listener = Arc::new(VerbsListener::start(config, clock, door.clone()).unwrap());
         (None, Some(listener.clone()), Arc::new(Direct(listener)))
     };
-    let arena = Arena::new(64 << 20).unwrap();
+    // Registering takes its time on emulated machines: no more than the tests have in flight.
+    let arena = Arena::new(24 << 20).unwrap();
     let config = VerbsRailConfig {
-        name: "test".into(),
+        name: names.client.into(),
         device: devices.client.0,
         address: devices.client.1,
         remote: devices.server.1.to_string(),
@@ -393,12 +433,50 @@ pub fn world_of(mut setup: Setup, opening: Opening) -> Box<dyn World> {
     };
     let rail = VerbsRail::start(config, clock, arena.clone(), join, puller.clone(), log.clone()).unwrap();
     let rail = Arc::new(Counting(rail, partial));
-    Box::new(VerbsWorld { clock, bell, arena, rail, log, server_log, server, puller, door, hand, listener })
+    VerbsWorld { clock, bell, arena, rail, log, server_log, server, puller, door, hand, listener }
 }
 
 impl VerbsWorld {
     fn hand(&self) -> &Hand {
         self.hand.as_ref().unwrap()
+    }
+    /// Bytes of WRITEs that the server has posted.
+    pub fn written(&self) -> u64 {
+        self.listener.as_ref().map_or(0, |listener| listener.counters().bulk_sent)
+    }
+    /// Lanes of connections that have ended at the server.
+    pub fn ended(&self) -> u64 {
+        self.door.closed.load(Ordering::SeqCst)
+    }
+    /// By hand: the server does not hear what is given up, and lets nobody join.
+    pub fn deaf(&self, deaf: bool) {
+        self.hand().deaf.store(deaf, Ordering::SeqCst);
+    }
+    /// By hand: where a request lets the server write.
+    pub fn place(&self, id: u64) -> Option<Landing> {
+        self.hand().landings.lock().unwrap().get(&id).copied()
+    }
+    /// By hand: writes there, whatever was said of it, and waits until that has ended in whatever way.
+    pub fn write_at(&self, landing: &Landing, offset: u32, bytes: &[u8]) {
+        let credit = Header::plain(FrameKind::Credit, SESSION, 0);
+        let write = (bytes, landing.address + u64::from(offset), landing.key);
+        self.hand().send(landing.pair, &credit, &[], Some(write), None);
+    }
+    /// By hand: a reply on another queue pair than its request's.
+    pub fn astray(&self, id: u64, message: &[u8]) {
+        let hand = self.hand();
+        let Some(landing) = self.place(id) else { return };
+        let last = hand.now.lock().unwrap().as_ref().map_or(0, |pairs| pairs.pairs.len() - 1);
+        assert_ne!(last, landing.pair);
+        let header = Header { message: message.len() as u32, ..Header::plain(FrameKind::Reply, SESSION, id) };
+        hand.send(last, &header, message, None, None);
+    }
+}
+
+impl std::ops::Deref for VerbsWorld {
+    type Target = dyn World;
+    fn deref(&self) -> &Self::Target {
+        self
     }
 }
 
@@ -469,7 +547,7 @@ impl World for VerbsWorld {
             bulk: landing.written,
             ..Header::plain(FrameKind::Reply, SESSION, id)
         };
-        hand.send(landing.pair, &header, message, None, Some(landing.key));
+        hand.send(landing.pair, &header, message, None, landing.taken());
     }
     fn whole(&self, lane: Lane, id: u64, bulk: &[u8], message: &[u8], ours: bool) {
         let hand = self.hand();
@@ -486,7 +564,7 @@ impl World for VerbsWorld {
                 // No more than the landing has, whatever the reply claims.
                 let bytes = &bulk[..bulk.len().min(landing.length as usize)];
                 let write = (bytes, landing.address, landing.key);
-                hand.send(landing.pair, &header, message, Some(write), Some(landing.key));
+                hand.send(landing.pair, &header, message, Some(write), landing.taken());
             }
             _ => {
                 let pair = if lane == Lane::Small { last } else { 0 };

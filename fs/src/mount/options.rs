@@ -5,14 +5,14 @@
 
 use crate::failure::Failure;
 use crate::ops::{Io, MAX_READ, Mode};
-use railfs_engine::client::{Config, Rdma};
+use railfs_engine::client::{Config, Opening, Rdma};
 use railfs_proto::limits::{MAX_PAGE, STOP_DEADLINE};
 use railfs_proto::units::{format_size, parse_duration, parse_size};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-pub const KEYS: [&str; 24] = [
+pub const KEYS: [&str; 25] = [
     "ro",
     "nosuid",
     "nodev",
@@ -23,6 +23,7 @@ pub const KEYS: [&str; 24] = [
     "require_rdma",
     "mode",
     "io",
+    "rdma_opening",
     "arena",
     "threads",
     "workers",
@@ -38,6 +39,10 @@ pub const KEYS: [&str; 24] = [
     "gid",
     "umask",
 ];
+
+/// The ways of opening memory to a server, by their names.
+pub const OPENINGS: [(&str, Opening); 3] =
+    [("auto", Opening::Auto), ("windows", Opening::Windows), ("arena", Opening::OpenArena)];
 
 /// How a mount is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +61,8 @@ pub struct Options {
     pub mode: Mode,
     /// How they reach the daemon.
     pub io: Io,
+    /// How memory is opened to the servers of RDMA rails.
+    pub rdma_opening: Opening,
     /// Bytes of the arena.
     pub arena: u64,
     /// FUSE threads, 1 to 64.
@@ -98,6 +105,7 @@ impl Default for Options {
             require_rdma: false,
             mode: Mode::default(),
             io: Io::default(),
+            rdma_opening: client.opening,
             arena: client.arena,
             threads: cores.clamp(2, 8),
             workers: client.workers,
@@ -158,6 +166,7 @@ impl Options {
             "require_rdma" => self.require_rdma = true,
             "mode" => self.mode = word(key, value, &Mode::NAMES)?,
             "io" => self.io = word(key, value, &Io::NAMES)?,
+            "rdma_opening" => self.rdma_opening = word(key, value, &OPENINGS)?,
             "arena" => self.arena = size(key, value)? / ARENA_UNIT * ARENA_UNIT,
             "readahead" => self.readahead = size(key, value)?,
             "threads" => self.threads = count(key, value)?,
@@ -191,6 +200,7 @@ impl Options {
             metadata_deadline: self.metadata_timeout,
             connect_deadline: self.connect_timeout,
             rdma: if self.require_rdma { Rdma::Required } else { Rdma::Auto },
+            opening: self.rdma_opening,
             ..Config::default()
         }
     }
@@ -259,7 +269,7 @@ pub(crate) fn split(list: &str) -> Vec<String> {
 fn example(key: &str) -> &'static str {
     match key {
         "mode" => "strict",
-        "io" => "auto",
+        "io" | "rdma_opening" => "auto",
         "arena" => "256MiB",
         "readahead" => "16MiB",
         "threads" | "workers" => "4",
@@ -343,7 +353,7 @@ mod tests {
         let lists = [
             "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,require_rdma,arena=64MiB,threads=3,workers=4",
             "mode=snapshot,io=cached,readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
-            "retry=5min,stop_timeout=3s",
+            "retry=5min,stop_timeout=3s,rdma_opening=arena",
             "uid=1000,gid=0,umask=027",
         ];
         let options = Options::parse(&lists).unwrap();
@@ -355,6 +365,7 @@ mod tests {
             require_rdma: true,
             mode: Mode::Snapshot,
             io: Io::Cached,
+            rdma_opening: Opening::OpenArena,
             arena: 64 << 20,
             threads: 3,
             workers: 4,
@@ -373,6 +384,7 @@ mod tests {
         assert_eq!(options, want);
         let config = options.client_config("h:1".to_owned());
         assert_eq!((config.arena, config.workers, config.readahead), (64 << 20, 4, 0));
+        assert_eq!(config.opening, Opening::OpenArena);
         assert_eq!((config.read_deadline, config.addresses), (Duration::from_secs(2), vec!["h:1".to_owned()]));
         let none: [&str; 0] = [];
         assert_eq!(Options::parse(&none), Ok(Options::default()));
@@ -449,6 +461,7 @@ mod tests {
         assert_eq!(row("workers")[1], least.workers.to_string());
         assert_eq!((row("mode")[1].as_str(), row("io")[1].as_str()), ("strict", "auto"));
         assert!(Io::NAMES.iter().all(|(name, _)| row("io")[2].contains(name)));
+        assert!(OPENINGS.iter().all(|(name, _)| row("rdma_opening")[2].contains(name)));
         assert!(Mode::NAMES.iter().all(|(name, _)| row("mode")[2].contains(name)));
         assert_eq!((Options::default().mode, Options::default().io), (Mode::Strict, Io::Auto));
     }

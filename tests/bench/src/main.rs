@@ -9,6 +9,7 @@
 mod fio;
 mod forms;
 mod null;
+mod rdma;
 mod report;
 mod rtt;
 mod stand;
@@ -40,11 +41,12 @@ fn main() -> ExitCode {
                 Ok(rounds @ 1..=99) => run(Path::new(programs), Path::new(work), Path::new(json), rounds),
                 _ => Err(format!("{rounds} is not a number of rounds from 1 to 99")),
             },
+            ["rdma", ref sides @ ..] => rdma::bench(sides),
             ["forms", programs, work, rounds] => match rounds.parse() {
                 Ok(rounds @ 1..=99) => forms::run(Path::new(programs), Path::new(work), rounds),
                 _ => Err(format!("{rounds} is not a number of rounds from 1 to 99")),
             },
-            _ => Err("usage: railfs-bench run PROGRAMS WORK JSON ROUNDS | forms PROGRAMS WORK ROUNDS | null MOUNTPOINT (see tests/bin/bench.sh)"
+            _ => Err("usage: railfs-bench run PROGRAMS WORK JSON ROUNDS | forms PROGRAMS WORK ROUNDS | rdma SIDE SIDE ROUNDS | null MOUNTPOINT (see tests/bin/bench.sh)"
                 .to_owned()),
         };
     match result {

@@ -9,8 +9,9 @@
 //! * Nobody is told anything under a lock.
 
 use super::credit::Credit;
+use super::faults::{self, Faults};
 use super::incoming::Answer;
-use super::link::{Item, Shared, State, Told, receive_place};
+use super::link::{Item, Shared, State, Told, Ways, receive_place};
 use super::reader::Reader;
 use super::{DEPTH, PIECE};
 use crate::clock::{Clock, Time};
@@ -106,6 +107,9 @@ pub(super) struct Fixed {
     pub(super) cq: Cq,
     buffers: Buffers,
     piece: usize,
+    /// Landings are opened by windows, each of one queue pair alone.
+    pub(super) windows: bool,
+    pub(super) faults: Faults,
 }
 
 impl std::fmt::Debug for Group {
@@ -127,6 +131,8 @@ impl Group {
         let now = parts.clock.now();
         let opens = parts.landing.is_some();
         let count = parts.pairs.len();
+        let faults = faults::of(&parts.name);
+        let by_windows = parts.windows.is_some();
         let link = |(index, pair): (usize, Qp<Rts>)| {
             let windows = parts.windows.clone().map(|pd| (pd, super::prepare::windows_of(index + 1 == count)));
             let liveness = Liveness::new(now, limits.suspect, limits.retire, limits.ping);
@@ -136,7 +142,7 @@ impl Group {
             Link {
                 // At most MAX_PAIRS.
                 index: u8::try_from(index).unwrap_or(u8::MAX),
-                state: Mutex::new(State::new(pair, pending, credit, windows, opens, parts.soft)),
+                state: Mutex::new(State::new(pair, pending, credit, windows, Ways { opens, soft: parts.soft, faults })),
                 silent: AtomicBool::new(false),
                 ready: AtomicBool::new(false),
             }
@@ -171,6 +177,8 @@ impl Group {
                 cq: parts.cq,
                 buffers: parts.buffers,
                 piece: parts.their_piece.min(PIECE) as usize,
+                windows: by_windows,
+                faults,
             },
         }))
     }
@@ -295,7 +303,7 @@ impl Group {
         self.links.iter().all(|link| link.ready.load(Ordering::SeqCst))
     }
 
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         if self.thread.get() != Some(&std::thread::current().id()) {
             self.signal.raise();
         }
@@ -441,6 +449,7 @@ impl Group {
             let mut sign = Vec::new();
             let result = {
                 let mut state = lock(&link.state);
+                state.held_back_until(shared.now);
                 for id in &cancelled {
                     state.give_up(*id, Cause::Cancelled, &shared, &mut told);
                 }

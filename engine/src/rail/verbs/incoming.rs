@@ -115,6 +115,7 @@ impl Group {
 
     /// The answer is there: sends it, unless the request was given up meanwhile.
     pub(super) fn answer(&self, link: usize, id: u64, ready: Ready) {
+        let late = matches!(ready, Ready::Written(..)).then_some(self.parts.faults.late).filter(|late| !late.is_zero());
         let Some(at) = self.links.get(link) else { return };
         let mut told = Told::default();
         let result = {
@@ -130,10 +131,17 @@ impl Group {
             };
             let shared = self.shared(link);
             match ready.item(shared.session, id, &serving, self) {
-                Ok(item) => {
-                    state.push(item);
-                    state.flush(&shared, &mut told)
-                }
+                Ok(item) => match late {
+                    Some(late) => {
+                        state.push_later(shared.now.after(late), item);
+                        self.wake();
+                        Ok(())
+                    }
+                    None => {
+                        state.push(item);
+                        state.flush(&shared, &mut told)
+                    }
+                },
                 Err(why) => Err(why),
             }
         };

@@ -7,6 +7,7 @@
 //! * Nothing here tells anybody anything: what is to be told is collected, and told when no lock is held.
 
 use super::credit::Credit;
+use super::faults::Faults;
 use super::{DEPTH, GRACE, PIECE};
 use crate::clock::Time;
 use crate::memory::{Exposed, Fence, Fenced};
@@ -142,6 +143,8 @@ pub(super) struct State {
     pub(super) assembly: Assembly,
     pub(super) serving: HashMap<u64, Serving>,
     out: VecDeque<Item>,
+    /// What a fault holds back, until when.
+    later: VecDeque<(Time, Item)>,
     free_slots: Vec<u16>,
     posted: VecDeque<Posted>,
     /// Bound to nothing.
@@ -149,16 +152,23 @@ pub(super) struct State {
     /// Windows that may still be made, in this domain.
     unmade: Option<(Pd, usize)>,
     use_windows: bool,
-    /// Landings are opened to the other side.
-    opens: bool,
-    /// See [`crate::verbs::DeviceFacts::soft`].
-    soft: bool,
+    ways: Ways,
     /// By request.
     bound: HashMap<u64, Window>,
     held: HashMap<u64, Held>,
     invalidating: VecDeque<Invalidating>,
     next_invalidation: u16,
     scratch: Vec<u8>,
+}
+
+/// How a link treats landings.
+#[derive(Clone, Copy)]
+pub(super) struct Ways {
+    /// They are opened to the other side.
+    pub(super) opens: bool,
+    /// See [`crate::verbs::DeviceFacts::soft`].
+    pub(super) soft: bool,
+    pub(super) faults: Faults,
 }
 
 /// Receives of link `index` lie before its send slots.
@@ -184,8 +194,7 @@ impl State {
         pending: Pending,
         credit: Credit,
         windows: Option<(Pd, usize)>,
-        opens: bool,
-        soft: bool,
+        ways: Ways,
     ) -> State {
         State {
             pair: Some(pair),
@@ -194,13 +203,13 @@ impl State {
             assembly: Assembly::default(),
             serving: HashMap::new(),
             out: VecDeque::new(),
+            later: VecDeque::new(),
             free_slots: (0..DEPTH).rev().collect(),
             posted: VecDeque::new(),
             windows: Vec::new(),
             use_windows: windows.is_some(),
             unmade: windows,
-            opens,
-            soft,
+            ways,
             bound: HashMap::new(),
             held: HashMap::new(),
             invalidating: VecDeque::new(),
@@ -246,6 +255,18 @@ impl State {
 
     pub(super) fn push(&mut self, item: Item) {
         self.out.push_back(item);
+    }
+
+    /// A fault: the reply goes out at that time, whatever becomes of its request.
+    pub(super) fn push_later(&mut self, at: Time, item: Item) {
+        self.later.push_back((at, item));
+    }
+
+    /// What was held back until now goes out.
+    pub(super) fn held_back_until(&mut self, now: Time) {
+        while self.later.front().is_some_and(|(at, _)| *at <= now) {
+            self.out.extend(self.later.pop_front().map(|(_, item)| item));
+        }
     }
 
     /// Posts what may be posted. An error ends the connection.
@@ -492,8 +513,13 @@ impl State {
         let (hand, sent) = match entry.landing {
             None => (Hand::None, false),
             // Never sent, or only ever copied to by the connection's own thread: nobody else can write there.
-            Some((extent, _)) if unsent.is_some() || !self.opens || (self.use_windows && window.is_none()) => {
+            Some((extent, _)) if unsent.is_some() || !self.ways.opens || (self.use_windows && window.is_none()) => {
                 (fence(extent, told).map_or(Hand::None, Hand::Fenced), unsent.is_none())
+            }
+            // A fault: as if giving it up were a fence. The window stays as it is.
+            Some((extent, _)) if self.ways.faults.unfenced => {
+                self.bound.extend(window.map(|window| (id, window)));
+                (fence(extent, told).map_or(Hand::None, Hand::Fenced), true)
             }
             Some((extent, _)) => {
                 self.held.insert(id, Held { extent, window, until: now.after(GRACE) });
@@ -514,7 +540,7 @@ impl State {
                 self.held.insert(id, Held { until: Time::NEVER, ..held });
                 return Err(format!("the server does not say whether it still writes for request {id}"));
             };
-            if !self.soft {
+            if !self.ways.soft {
                 self.invalidate(window, held.extent, Then::Release(id), shared)?;
                 continue;
             }
@@ -544,7 +570,8 @@ impl State {
     pub(super) fn next(&self) -> Time {
         let held = self.held.values().map(|held| held.until).min().unwrap_or(Time::NEVER);
         let taken = self.invalidating.front().map_or(Time::NEVER, |first| first.since.after(4 * GRACE));
-        held.min(taken)
+        let later = self.later.front().map_or(Time::NEVER, |(at, _)| *at);
+        held.min(taken).min(later)
     }
 
     /// The connection is over: every request fails, and what may still be written to comes out with the windows.
@@ -554,6 +581,7 @@ impl State {
         }
         let mut remains = Remains { pair: self.pair.take(), ..Remains::default() };
         self.out.clear();
+        self.later.clear();
         self.serving.clear();
         remains.windows.append(&mut self.windows);
         for (_, window) in self.bound.drain() {

@@ -1,8 +1,9 @@
 //! The end of a connection: its queue pairs go, and with them every right to memory.
 //!
 //! Guarantees: requests fail at once; then the pairs are moved to the error state, what was posted is waited for (bounded),
-//! windows are freed, pairs destroyed. Only a pair that was destroyed with return code 0 gives its landings and sources back;
-//! those of one that was not stay in quarantine, counted.
+//! windows are freed, pairs destroyed. Only a pair that was destroyed with return code 0 gives its landings and sources back, and
+//! without windows only when all of them were: there one key opens the memory to every pair. What does not come back stays in
+//! quarantine, counted.
 
 use super::group::Group;
 use super::link::Item;
@@ -42,6 +43,7 @@ pub(super) fn retire(group: &Arc<Group>, why: &str) {
         }
     }
     drain(group, unfinished);
+    let mut gone = Vec::new();
     for (index, remains) in all {
         let Remains { pair, windows, landings, sources, .. } = remains;
         for window in windows {
@@ -56,12 +58,17 @@ pub(super) fn retire(group: &Arc<Group>, why: &str) {
                 false
             }
         };
+        gone.push((index, destroyed, landings, sources));
+    }
+    let all_gone = gone.iter().all(|(_, destroyed, ..)| *destroyed);
+    for (index, destroyed, landings, sources) in gone {
         let mut told = Told::default();
         if destroyed {
             told.sources = !sources.is_empty();
             drop(sources);
+            let landings = if all_gone || group.parts.windows { landings } else { Vec::new() };
             for (id, extent) in landings {
-                // Proved: the only queue pair through which it could be written to is destroyed.
+                // Proved: every queue pair through which it could be written to is destroyed.
                 let extent = fence(extent, &mut told);
                 told.events.extend(extent.map(|extent| Event::Released { id, extent }));
             }
