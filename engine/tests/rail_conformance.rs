@@ -83,10 +83,17 @@ fn late_and_lying_servers_over_verbs() {
         return rail::skip("late_and_lying_servers_over_verbs", why);
     }
     assert_eq!(std::env::var("RAILFS_TEST_VERBS").as_deref(), Ok(FAULTS));
-    i5_a_reply_on_another_queue_pair_is_dropped();
-    i1_bytes_written_beyond_a_request_are_no_part_of_its_answer();
-    i4_the_second_half_that_comes_after_giving_up_reaches_nobody();
-    i4_a_late_write_of_a_server_does_damage_only_without_the_fences();
+    let promises: [(&str, fn()); 4] = [
+        ("i5_a_reply_on_another_queue_pair_is_dropped", i5_a_reply_on_another_queue_pair_is_dropped),
+        ("i1_bytes_written_beyond_a_request", i1_bytes_written_beyond_a_request_are_no_part_of_its_answer),
+        ("i4_the_second_half", i4_the_second_half_that_comes_after_giving_up_reaches_nobody),
+        ("i4_a_late_write", i4_a_late_write_of_a_server_does_damage_only_without_the_fences),
+    ];
+    for (name, promise) in promises {
+        let began = std::time::Instant::now();
+        promise();
+        println!("verbs {name}: kept in {:?}", began.elapsed());
+    }
     assert_eq!(railfs_engine::verbs::leaked(), 0, "the device kept something");
     let left = railfs_engine::verbs::live();
     assert_eq!(left, railfs_engine::verbs::Live::default(), "what the tests made is not all gone");

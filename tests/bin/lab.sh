@@ -14,6 +14,7 @@ if [[ ${1:-} == --only ]]; then
   out=$target/test-lab
   rm -rf "$out"
   mkdir -p "$out"
+  export RAILFS_LAB_ALL=1
   # As tests/bin/test.sh does, so that nothing is compiled twice.
   cargo build --workspace --bins --tests
   echo 0 >"$out/nextest.status"
@@ -76,7 +77,10 @@ for suite in "${suites[@]}"; do
       # The longest of them: what every rail promises, and whole objects over emulated devices.
       ((RAILFS_LAB_LIMIT >= 1200)) || RAILFS_LAB_LIMIT=1200
       ;;
-    rdma-pair) kind=pair ;;
+    rdma-pair)
+      kind=pair
+      ((RAILFS_LAB_LIMIT >= 1200)) || RAILFS_LAB_LIMIT=1200
+      ;;
   esac
   [[ $kind == pair ]] || options=(--disk $((${RAILFS_FULL:+1} + 0 > 0 ? 1024 : 512)))
   tests/lab/lab "$kind" "${options[@]}" --out "$out/lab-$suite" "tests/lab/cases/$suite.sh" || status=$?

@@ -18,7 +18,7 @@ if [[ $LAB_ROLE == server ]]; then
   resources >$work/resources
   mkdir -p $store/d0 $store/d1
   railfsd init $store/d0 $store/d1
-  rails $store 0 1
+  rails $store
   serve $store || exit
   # Does what the client says, by these functions, until it says that it has seen enough.
   exec python3 - "$0" <<'PYTHON'
@@ -52,6 +52,9 @@ two_hosts_read_over_both_rails() {
   local one two
   within 60 railfs put --quiet $work/large $url/large
   within 60 railfs put --quiet $work/small $url/small
+  # That was over TCP; from now on it is not.
+  remote rails $store 0 1
+  remote serve $store
   mount_rails 2
   right large
   read -r one two <<<"$(received)"
