@@ -3,21 +3,25 @@
 //! Calls with a `done` never block: it is called once, on this thread or on one of the client's, by the deadline at the
 //! latest. Calls without block by at most their deadline (never use them on a FUSE thread).
 
+mod manual;
+#[cfg(test)]
+mod memlock_tests;
+mod rails;
 mod reach;
 
+pub use manual::{ManualRail, To, Via};
+
 use crate::clock::Clock;
-use crate::control::{Control, ControlConfig, Session, WatchQuery, Watching};
+use crate::control::{Control, ControlConfig, WatchQuery, Watching};
 use crate::error::{Error, Result};
 use crate::memory::Arena;
-use crate::memory::plan::Memlock;
+use crate::memory::plan::Shortage;
 use crate::put::{self, Puts};
 pub use crate::rail::Opening;
-use crate::rail::tcp::{Limits, RailConfig, TcpRail};
+use crate::read::core::Core;
 pub use crate::read::core::Freshness;
-use crate::read::core::{self, Core};
 use crate::read::driver::Driver;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof};
-use railfs_proto::hello::Listener;
 use railfs_proto::name::ObjectName;
 use railfs_proto::watch::WatchPage;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,12 +63,24 @@ pub struct Config {
     pub metadata_deadline: Duration,
     /// The limit of connecting.
     pub connect_deadline: Duration,
+    /// How long posted work of an RDMA rail may be without any completion (CQ wait), 100 ms to 30 s.
+    pub cq_wait: Duration,
+    /// The limit of one attempt of a request on one rail, while another rail could do it, 100 ms to 30 s.
+    pub request_deadline: Duration,
     /// Bytes read ahead at most per sequential reader; 0: none.
     pub readahead: u64,
     /// See [`Rdma`].
     pub rdma: Rdma,
     /// See [`Opening`].
     pub opening: Opening,
+    /// The rails to have, in place of what discovery finds; empty: discovery.
+    pub rails: Vec<ManualRail>,
+    /// A read for which the arena has no room now fails at once with `OverBudget`, before anything is sent; else it waits for
+    /// room until its deadline.
+    pub refuse_reads: bool,
+    /// Where less memory may be locked than the RDMA rails of the first session register: connecting fails. Else they are left
+    /// alone, and TCP is used, loudly.
+    pub refuse_shortage: bool,
 }
 
 impl Default for Config {
@@ -77,9 +93,14 @@ impl Default for Config {
             read_deadline: railfs_proto::limits::READ_DEADLINE,
             metadata_deadline: railfs_proto::limits::METADATA_DEADLINE,
             connect_deadline: railfs_proto::limits::CONNECT_DEADLINE,
+            cq_wait: railfs_proto::limits::CQ_WAIT,
+            request_deadline: railfs_proto::limits::REQUEST,
             readahead: 16 << 20,
             rdma: Rdma::Auto,
             opening: Opening::Auto,
+            rails: Vec::new(),
+            refuse_reads: false,
+            refuse_shortage: false,
         }
     }
 }
@@ -275,19 +296,19 @@ pub struct Client {
     control: Arc<Control>,
     driver: Arc<Driver>,
     puts: Arc<Puts>,
-    rails: Mutex<Vec<RailEntry>>,
+    rails: Mutex<Vec<rails::RailEntry>>,
     /// Why listeners cannot be reached by RDMA, as it was said last.
     unreached: Mutex<Vec<String>>,
+    /// The ports of devices that are not used, as it was said last.
+    skipped: Mutex<Vec<String>>,
+    /// Of the last session, whose RDMA rails were left alone for it.
+    shortage: Mutex<Option<Shortage>>,
+    /// The plan of what is registered, as it was said last.
+    planned: Mutex<String>,
+    /// A listener of queue pairs is reached by no device: they are looked for again now and then.
+    lacks_device: AtomicBool,
     runtime: Mutex<Option<tokio::runtime::Runtime>>,
     handle: tokio::runtime::Handle,
-}
-
-/// A rail in use: what the server said of its listener, and its number.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct RailEntry {
-    listener: Listener,
-    way: reach::Way,
-    number: usize,
 }
 
 impl std::fmt::Debug for Client {
@@ -324,6 +345,8 @@ impl Client {
             .map_err(|error| Error::Io { what: "random bytes".into(), detail: error.to_string() })?;
         let mut core = Core::new(arena.clone(), config.readahead);
         core.pin_lease(u64::from_le_bytes(lease).max(1));
+        core.attempt = config.request_deadline;
+        core.refuse = config.refuse_reads;
         // One renewal at a time: what does not fit into the channel is already on its way.
         let wake = Box::new(move || {
             let _ = renew.try_send(());
@@ -354,6 +377,10 @@ impl Client {
                 puts: Puts::new(),
                 rails: Mutex::new(Vec::new()),
                 unreached: Mutex::default(),
+                skipped: Mutex::default(),
+                shortage: Mutex::default(),
+                planned: Mutex::default(),
+                lacks_device: AtomicBool::new(false),
                 runtime: Mutex::new(Some(runtime)),
                 handle: handle.clone(),
                 config,
@@ -368,18 +395,28 @@ impl Client {
                 }
             }
         });
+        handle.spawn(rails::look_now_and_then(Arc::downgrade(&client)));
         let connected = client.handle.block_on(client.control.connect()).and_then(|session| {
+            let unreachable = |detail| Error::Unreachable { peer: session.control.clone(), detail };
+            if let Some(why) = reach::refusal(&session.listeners, &client.config.rails) {
+                return Err(unreachable(why));
+            }
             client.on_session(&session);
+            if let Some(shortage) = lock(&client.shortage).clone().filter(|_| client.config.refuse_shortage) {
+                return Err(Error::Invalid(format!("RDMA rails: {shortage}; or do without RDMA (-o no_rdma)")));
+            }
+            let unreached = lock(&client.unreached).join("; ");
+            if lock(&client.rails).is_empty() && !unreached.is_empty() {
+                // Nothing to wait for.
+                let required = client.config.rdma == Rdma::Required;
+                let what = if required { "RDMA is required" } else { "there is no rail" };
+                return Err(unreachable(format!("{what}: {unreached}")));
+            }
             let left = client.config.connect_deadline.saturating_sub(started.elapsed()).max(FIRST_RAIL);
             if client.driver.wait_for_rail(left) {
                 return Ok(());
             }
-            let detail = if client.config.rdma == Rdma::Required && lock(&client.rails).is_empty() {
-                format!("RDMA is required: {}", lock(&client.unreached).join("; "))
-            } else {
-                client.driver.inspect(|core, _| core.rails_down())
-            };
-            Err(Error::Unreachable { peer: session.control.clone(), detail })
+            Err(unreachable(client.driver.inspect(|core, _| core.rails_down())))
         });
         match connected {
             Ok(()) => Ok(client),
@@ -387,108 +424,6 @@ impl Client {
                 client.close();
                 Err(error)
             }
-        }
-    }
-
-    /// A new session: rails to listeners that are as before stay (they join again by themselves), others go and come.
-    fn on_session(&self, session: &Session) {
-        let mut rails = lock(&self.rails);
-        // A later session may have come while this one waited for the lock.
-        if self.control.session().is_some_and(|now| !now.is_same(session)) {
-            return;
-        }
-        self.driver.session(core::Session {
-            scope: session.scope(),
-            max_fetch: session.max_fetch_bytes,
-            pins: session.pins,
-        });
-        let (mut offered, mut reasons) = reach::ways(&session.listeners, self.config.rdma, &reach::find);
-        match reach::plan(&offered, self.arena.stats().total, Memlock::now()) {
-            None => {}
-            Some(Ok(plan)) => tracing::info!("{plan}"),
-            Some(Err(why)) => {
-                // Nothing is registered by halves: without room for all of it there is no RDMA.
-                let none = |_| Err(why.clone());
-                (offered, reasons) = reach::ways(&session.listeners, self.config.rdma, &none);
-                reasons.dedup();
-            }
-        }
-        self.say_once(&reasons, &offered);
-        let gone: Vec<RailEntry> = rails
-            .iter()
-            .filter(|rail| !offered.iter().any(|(listener, way)| **listener == rail.listener && *way == rail.way))
-            .cloned()
-            .collect();
-        for rail in &gone {
-            self.driver.remove_rail(rail.number);
-        }
-        rails.retain(|rail| !gone.contains(rail));
-        for (listener, way) in offered {
-            if rails.iter().any(|rail| rail.listener == *listener) {
-                continue;
-            }
-            let name = format!("{} {}", listener.fabric, way.address());
-            let mut seed = [0u8; 8];
-            let _ = getrandom::fill(&mut seed);
-            let seed = u64::from_le_bytes(seed);
-            let started = self.driver.add_rail(&name, |events| self.start_rail(&name, listener.id, &way, seed, events));
-            match started {
-                Ok(number) => rails.push(RailEntry { listener: listener.clone(), way, number }),
-                Err(error) => tracing::error!(rail = name, %error, "the rail's threads cannot be started"),
-            }
-        }
-    }
-
-    fn start_rail(
-        &self,
-        name: &str,
-        listener: u32,
-        way: &reach::Way,
-        seed: u64,
-        events: Arc<dyn crate::rail::Events>,
-    ) -> std::io::Result<Arc<dyn crate::rail::Rail>> {
-        let (name, limits) = (name.to_owned(), Limits::default());
-        match way {
-            reach::Way::Tcp(remote) => {
-                let config = RailConfig { name, remote: *remote, local: None, listener, limits, seed };
-                TcpRail::start(config, self.clock, self.control.clone(), self.puts.clone(), events)
-                    .map(|rail| rail as Arc<dyn crate::rail::Rail>)
-            }
-            #[cfg(feature = "rdma")]
-            reach::Way::Verbs { remote, device, local } => {
-                use crate::rail::verbs::{BULK_PAIRS, VerbsRail, VerbsRailConfig};
-                let config = VerbsRailConfig {
-                    name,
-                    device: device.clone(),
-                    address: *local,
-                    remote: remote.to_string(),
-                    listener,
-                    bulk_pairs: BULK_PAIRS,
-                    opening: self.config.opening,
-                    limits,
-                    seed,
-                };
-                let (arena, join) = (self.arena.clone(), self.control.clone());
-                VerbsRail::start(config, self.clock, arena, join, self.puts.clone(), events)
-                    .map(|rail| rail as Arc<dyn crate::rail::Rail>)
-            }
-            #[cfg(not(feature = "rdma"))]
-            reach::Way::Verbs { .. } => Err(std::io::ErrorKind::Unsupported.into()),
-        }
-    }
-
-    /// What cannot be had is logged once, however often the server is asked again.
-    fn say_once(&self, reasons: &[String], offered: &[(&Listener, reach::Way)]) {
-        let mut said = lock(&self.unreached);
-        if *said == reasons {
-            return;
-        }
-        said.clear();
-        said.extend_from_slice(reasons);
-        let tcp = offered.iter().any(|(_, way)| matches!(way, reach::Way::Tcp(_)));
-        let instead = if tcp { "reads go over TCP there" } else { "there is no rail there" };
-        for reason in reasons {
-            tracing::warn!(reason, "no RDMA rail: {instead}");
         }
     }
 
@@ -608,7 +543,7 @@ impl Client {
     pub fn status(&self) -> Status {
         let session = self.control.session();
         let rails = lock(&self.rails).clone();
-        let rail_status = |entry: &RailEntry| {
+        let rail_status = |entry: &rails::RailEntry| {
             let (state, reason, bandwidth, bad_pages) =
                 self.driver.inspect(|core, now| core.rails().describe(entry.number, now));
             RailStatus {

@@ -12,42 +12,95 @@
 //!   give back is leaked, counted ([`leaked`]) and logged.
 //!
 //! A send before the queue pair can send does not compile:
-//! ```compile_fail
+//! ```compile_fail,E0599
 //! use railfs_engine::verbs::{Init, Qp};
 //! fn early(pair: &mut Qp<Init>) {
 //!     let _ = pair.post(&mut []);
 //! }
 //! ```
-//! Neither does going on with a queue pair that was handed over to its next state:
-//! ```compile_fail
-//! use railfs_engine::verbs::{Peer, Qp, Reset, PortChoice};
+//! Nor does a receive before it has a port:
+//! ```compile_fail,E0599
+//! use railfs_engine::verbs::{Qp, Reset, Slice, WrId};
+//! fn early(pair: &mut Qp<Reset>, id: WrId, into: Slice) {
+//!     let _ = pair.receive(id, into);
+//! }
+//! ```
+//! Neither does going on with a queue pair that was handed over to its next state, or destroyed:
+//! ```compile_fail,E0382
+//! use railfs_engine::verbs::{Qp, Reset, PortChoice};
 //! fn twice(pair: Qp<Reset>, port: &PortChoice) {
 //!     let _ = pair.init(port);
 //!     let _ = pair.init(port);
 //! }
 //! ```
+//! ```compile_fail,E0382
+//! use railfs_engine::verbs::{Qp, Rts};
+//! fn after(mut pair: Qp<Rts>) {
+//!     let _ = pair.destroy();
+//!     let _ = pair.post(&mut []);
+//! }
+//! ```
 //! Nor skipping a state:
-//! ```compile_fail
+//! ```compile_fail,E0599
 //! use railfs_engine::verbs::{Qp, Reset};
 //! fn skip(pair: Qp<Reset>) {
 //!     let _ = pair.rts(1);
 //! }
 //! ```
-//! Nor a window that is bound twice at once, nor making access rights up:
-//! ```compile_fail
-//! use railfs_engine::verbs::{Slice, Window, Work};
-//! fn twice(window: &mut Window, place: Slice) {
-//!     let _ = [Work::Bind { window, landing: place }, Work::Bind { window, landing: place }];
+//! Nor posting from two threads at once:
+//! ```compile_fail,E0596
+//! use railfs_engine::verbs::{Qp, Rts};
+//! fn shared(pair: &Qp<Rts>) {
+//!     let _ = pair.post(&mut []);
 //! }
 //! ```
-//! ```compile_fail
+//! Nor a window that is bound twice at once, used after it was freed, nor making access rights up:
+//! ```compile_fail,E0499
+//! use railfs_engine::verbs::{Slice, Window, Work, WrId};
+//! fn twice(window: &mut Window, id: WrId, landing: Slice) {
+//!     let _ = [Work::Bind { id, window, landing }, Work::Bind { id, window, landing }];
+//! }
+//! ```
+//! ```compile_fail,E0382
+//! use railfs_engine::verbs::Window;
+//! fn after(window: Window) {
+//!     let _ = window.free();
+//!     let _ = window.key();
+//! }
+//! ```
+//! ```compile_fail,E0277
 //! let everything = railfs_engine::verbs::Access::from(!0u32);
 //! ```
+//! Nor naming memory by numbers of one's own, nor reading or reusing memory to which somebody may still write:
+//! ```compile_fail,E0451
+//! let anywhere = railfs_engine::verbs::Slice { address: 0, length: 4096, key: 1, mr: 0 };
+//! ```
+//! ```compile_fail,E0599
+//! use railfs_engine::memory::Exposed;
+//! fn early(landing: &Exposed) -> &[u8] {
+//!     landing.bytes()
+//! }
+//! ```
+//! ```compile_fail,E0382
+//! use railfs_engine::memory::Free;
+//! fn again(extent: Free) {
+//!     let exposed = extent.expose();
+//!     let _ = extent.filled(b"somebody else's");
+//! }
+//! ```
+//! Nor a fence without its proof, which only rails can make:
+//! ```compile_fail,E0624
+//! let proof = railfs_engine::memory::Fence::proved();
+//! ```
+//! (Memory of another domain is not a matter of types: [`Qp::new`] refuses it, and posting refuses memory that the pair was not made
+//! for.)
 #![allow(unsafe_code)]
 
 mod cq;
 mod device;
 mod event;
+#[cfg(test)]
+pub(crate) mod fake;
 mod library;
 mod memory;
 mod qp;

@@ -159,9 +159,11 @@ struct MountCommand {
     /// Stay in front, log to standard error
     #[arg(short)]
     foreground: bool,
-    /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, require_rdma, mode=strict|snapshot,
-    /// io=auto|direct|cached, rdma_opening=auto|windows|arena, arena=SIZE, threads=N, workers=N, readahead=SIZE, read_timeout=TIME,
-    /// metadata_timeout=TIME, connect_timeout=TIME, metadata_ttl=TIME, retry=TIME, stop_timeout=TIME,
+    /// Options, parted by commas: ro, allow_other, default_permissions, noexec, nonempty, require_rdma, no_rdma,
+    /// mode=strict|snapshot, io=auto|direct|cached, rdma_opening=auto|windows|arena, arena=SIZE, threads=N, workers=N,
+    /// readahead=SIZE, read_timeout=TIME,
+    /// metadata_timeout=TIME, connect_timeout=TIME, request_timeout=TIME, cq_timeout=TIME, rails=FROM~TO+FROM~TO...,
+    /// metadata_ttl=TIME, retry=TIME, stop_timeout=TIME,
     /// log=FILE, uid=N, gid=N, umask=OCTAL
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,

@@ -34,6 +34,8 @@ pub const MAX_NODE_NAME: usize = 255;
 pub const DEFAULT_CONTROL_PORT: u16 = 7420;
 /// Most listeners that a hello may list.
 pub const MAX_LISTENERS: usize = 256;
+/// Most rails that a client has to one server, and so the most that one read uses.
+pub const MAX_RAILS: usize = 32;
 /// Most control addresses that a hello may list.
 pub const MAX_CONTROL_ADDRESSES: usize = 64;
 /// Most rail tickets in one hello.
@@ -72,6 +74,14 @@ pub const PUBLISH_WAIT: Duration = Duration::from_secs(2);
 pub const RAIL_SUSPECT: Duration = Duration::from_secs(1);
 /// A rail that was silent this long is retired.
 pub const RAIL_RETIRE: Duration = Duration::from_secs(3);
+/// Work that was posted to an RDMA device, without a completion of any: its connection is retired.
+pub const CQ_WAIT: Duration = Duration::from_secs(5);
+/// One attempt of a client's request on one rail, while another rail could do it.
+pub const REQUEST: Duration = Duration::from_secs(3);
+/// One request of a server to a client: the bytes of a put.
+pub const PULL: Duration = Duration::from_secs(10);
+/// What can be set of the three above.
+pub const RAIL_TIMES: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
 /// A put without progress is aborted.
 pub const PUT_IDLE: Duration = Duration::from_secs(30);
 /// A daemon that was told to stop has stopped.

@@ -75,6 +75,8 @@ pub struct RailConfig {
     pub listen: SocketAddr,
     /// Of "rdma": the device's name; none: whichever has the address.
     pub device: Option<String>,
+    /// Whether hello lists it. Else only clients use it that name it.
+    pub announce: bool,
 }
 
 impl RailConfig {
@@ -126,6 +128,10 @@ pub struct Config {
     pub pin_lease: Duration,
     /// Pins of all clients together; one may have half of them.
     pub max_pins: usize,
+    /// How long work that was posted to an RDMA device may be without a completion; 100 ms to 30 s.
+    pub cq_timeout: Duration,
+    /// How long a request to a client (the bytes of a put) may take; 100 ms to 30 s.
+    pub request_timeout: Duration,
     /// Plain connections from other machines are accepted.
     pub insecure: bool,
 }
@@ -225,6 +231,9 @@ impl Display for Config {
             if let Some(device) = &rail.device {
                 writeln!(f, "device = {}", text(device))?;
             }
+            if !rail.announce {
+                writeln!(f, "announce = false")?;
+            }
         }
         writeln!(f, "\n[put]")?;
         writeln!(f, "stripe_size = \"{}\"", format_size(u64::from(self.put.stripe_size)))?;
@@ -236,6 +245,8 @@ impl Display for Config {
         writeln!(f, "\n[memory]\nmax_registered = \"{}\"", format_size(self.max_registered))?;
         writeln!(f, "\n[retention]\nsuperseded = \"{}\"", format_duration(self.retention))?;
         writeln!(f, "pin_lease = \"{}\"\nmax_pins = {}", format_duration(self.pin_lease), self.max_pins)?;
+        writeln!(f, "\n[timeouts]\ncq = \"{}\"", format_duration(self.cq_timeout))?;
+        writeln!(f, "request = \"{}\"", format_duration(self.request_timeout))?;
         write!(f, "\n[security]\ninsecure = {}", self.insecure)
     }
 }

@@ -66,6 +66,9 @@ pub enum StartError {
     /// See the message.
     #[error("an RDMA rail cannot be had: {0} (only `require_rdma` makes a device that is not there an error)")]
     Rdma(String),
+    /// More is to be registered than may be locked.
+    #[error("RDMA rails: {0} (memory.max_registered is what half of it goes by)")]
+    Shortage(railfs_engine::memory::plan::Shortage),
     /// The stripe directories.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -151,7 +154,7 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
     match plan.map(|plan| check(&plan, Memlock::now())) {
         None => {}
         Some(Ok(plan)) => tracing::info!("{plan}"),
-        Some(Err(why)) => return Err(StartError::Rdma(why)),
+        Some(Err(shortage)) => return Err(StartError::Shortage(shortage)),
     }
     let (mut rails, mut gates, mut announced) = (Vec::new(), Vec::new(), Vec::new());
     for (id, rail) in (0u32..).zip(&config.rails) {
@@ -173,7 +176,8 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
     if rails.iter().all(Option::is_none) {
         return Err(StartError::Rdma("no rail can be had".to_owned()));
     }
-    let announced = Announced::new(addresses.clone(), announced);
+    let speeds = rails.iter().map(|rail: &Option<Listener>| rail.as_ref().map_or(0, Listener::speed_mbps)).collect();
+    let announced = Announced::new(addresses.clone(), announced).with_speeds(speeds);
     for line in announced.absent() {
         tracing::warn!("{line}");
     }
@@ -222,7 +226,8 @@ impl Daemon {
             publisher.make_read_only(&why);
         }
         let found = runtime.block_on(recover::recover(&store, &*catalog, &config.node))?;
-        let node = Node::new(config.node.clone(), incarnation, store, publisher, clock, runtime.handle().clone());
+        let mut node = Node::new(config.node.clone(), incarnation, store, publisher, clock, runtime.handle().clone());
+        node.request_timeout = config.request_timeout;
         let node = Arc::new(node);
         add(&node.counters.debris_removed, found.removed);
         add(&node.counters.components_lost, found.lost);

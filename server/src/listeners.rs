@@ -97,6 +97,15 @@ impl Listener {
         }
     }
 
+    /// Of its port, megabits per second; 0: not known.
+    pub fn speed_mbps(&self) -> u64 {
+        match self {
+            Listener::Tcp(_) => 0,
+            #[cfg(feature = "rdma")]
+            Listener::Verbs(verbs) => verbs.speed_mbps(),
+        }
+    }
+
     /// See [`Counts`].
     pub fn counts(&self) -> Counts {
         match self {
@@ -161,6 +170,7 @@ pub struct VerbsJoinRequest {
 #[cfg(feature = "rdma")]
 fn verbs(id: u32, rail: &RailConfig, config: &Config, clock: Clock, gate: Arc<Gate>) -> Result<Listener, String> {
     let (_, share) = shares(config);
+    let completion = config.cq_timeout;
     let config = VerbsListenerConfig {
         name: format!("rail{id}"),
         device: rail.device.clone(),
@@ -168,7 +178,7 @@ fn verbs(id: u32, rail: &RailConfig, config: &Config, clock: Clock, gate: Arc<Ga
         memory: share / 2,
         messages: share - share / 2,
         readers: 2,
-        limits: railfs_engine::rail::tcp::Limits::default(),
+        limits: railfs_engine::rail::tcp::Limits { completion, ..Default::default() },
     };
     VerbsListener::start(config, clock, gate).map(|verbs| Listener::Verbs(Arc::new(verbs)))
 }

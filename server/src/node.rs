@@ -14,6 +14,7 @@ use railfs_proto::reply::Refusal;
 use railfs_proto::v1::{self, Code};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::runtime::Handle;
 
 /// The version in hellos and status.
@@ -118,6 +119,8 @@ pub struct Node {
     pub runtime: Handle,
     /// How the stripe directories are.
     pub health: Health,
+    /// How long a request to a client may take.
+    pub request_timeout: Duration,
 }
 
 impl Node {
@@ -142,6 +145,7 @@ impl Node {
             clock,
             runtime,
             health,
+            request_timeout: railfs_proto::limits::PULL,
         }
     }
 

@@ -42,11 +42,38 @@ fn effective(status: &str) -> bool {
     bits.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
 }
 
+/// More is to be registered than may be locked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{what} is more than four fifths of the memlock limit of {limit}: raise it to {least} (LimitMEMLOCK={bytes} in the unit \
+     of a service; `ulimit -l {kib}` in a shell; `memlock` in /etc/security/limits.d for a user), give CAP_IPC_LOCK, or register \
+     less",
+    limit = format_size(*limit),
+    least = format_size(self.limit_needed()),
+    bytes = self.limit_needed(),
+    kib = self.limit_needed().div_ceil(1024)
+)]
+pub struct Shortage {
+    /// What, with the bytes of each part.
+    pub what: String,
+    /// Bytes to register in all.
+    pub need: u64,
+    /// The limit, bytes.
+    pub limit: u64,
+}
+
+impl Shortage {
+    /// The least limit that is enough, bytes: four fifths of it are used.
+    pub fn limit_needed(&self) -> u64 {
+        self.need.div_ceil(4).saturating_mul(5)
+    }
+}
+
 /// The plan in one line, if it fits into four fifths of the limit.
 ///
 /// # Errors
 /// It does not: the line says what is needed and what to do.
-pub fn check(plan: &[Registration], memlock: Memlock) -> Result<String, String> {
+pub fn check(plan: &[Registration], memlock: Memlock) -> Result<String, Shortage> {
     let of = |device: &Registration| device.parts.iter().map(|(_, bytes)| *bytes).sum::<u64>();
     let device = |device: &Registration| {
         let parts: Vec<String> =
@@ -69,12 +96,30 @@ pub fn check(plan: &[Registration], memlock: Memlock) -> Result<String, String> 
             format_size(usable)
         ));
     }
-    Err(format!(
-        "{text} is more than four fifths of the memlock limit of {}: raise it to {} (LimitMEMLOCK= of the unit, `ulimit -l`, \
-         or /etc/security/limits.d), give CAP_IPC_LOCK, or register less",
-        format_size(limit),
-        format_size(total.div_ceil(4) * 5)
-    ))
+    Err(Shortage { what: text, need: total, limit })
+}
+
+/// Makes all of it, in order, or nothing: where one cannot be made, those made before it are given back, the last first.
+///
+/// # Errors
+/// Of the one that could not be made.
+pub fn all_or_nothing<I, T, E>(
+    items: impl IntoIterator<Item = I>,
+    make: impl Fn(I) -> Result<T, E>,
+) -> Result<Vec<T>, E> {
+    let mut made = Vec::new();
+    for item in items {
+        match make(item) {
+            Ok(one) => made.push(one),
+            Err(error) => {
+                while let Some(one) = made.pop() {
+                    drop(one);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(made)
 }
 
 #[cfg(test)]
@@ -90,13 +135,44 @@ mod tests {
     #[test]
     fn i6_memory_is_charged_per_device_and_refused_before_it_is_registered() {
         let limited = |limit| Memlock { limit: Some(limit), lifted: false };
-        let error = check(&plan(), limited(44 << 20)).unwrap_err();
+        let shortage = check(&plan(), limited(44 << 20)).unwrap_err();
+        assert_eq!((shortage.need, shortage.limit, shortage.limit_needed()), (36 << 20, 44 << 20, 45 << 20));
+        let error = shortage.to_string();
         assert!(error.contains("36 MiB") && error.contains("44 MiB") && error.contains("45 MiB"), "{error}");
-        assert!(error.contains("rxe0: arena 16 MiB + messages 2 MiB") && error.contains("LimitMEMLOCK"), "{error}");
+        assert!(
+            error.contains("rxe0: arena 16 MiB + messages 2 MiB") && error.contains("LimitMEMLOCK=47185920"),
+            "{error}"
+        );
+        assert!(
+            error.contains("ulimit -l 46080") && error.contains("limits.d") && error.contains("CAP_IPC_LOCK"),
+            "{error}"
+        );
         assert!(check(&plan(), limited(45 << 20)).is_ok());
         for free in [Memlock { limit: None, lifted: false }, Memlock { limit: Some(64 << 10), lifted: true }] {
             assert!(check(&plan(), free).unwrap().contains("36 MiB"));
         }
+    }
+
+    #[test]
+    fn i6_what_is_half_registered_is_given_back_the_last_first() {
+        use std::cell::RefCell;
+        struct Registered<'a>(u32, &'a RefCell<Vec<String>>);
+        impl Drop for Registered<'_> {
+            fn drop(&mut self) {
+                self.1.borrow_mut().push(format!("-{}", self.0));
+            }
+        }
+        let log: RefCell<Vec<String>> = RefCell::default();
+        let make = |device: u32| {
+            if device == 3 {
+                return Err("device 3: Cannot allocate memory");
+            }
+            log.borrow_mut().push(format!("+{device}"));
+            Ok(Registered(device, &log))
+        };
+        assert_eq!(all_or_nothing([1, 2, 3, 4], make).err(), Some("device 3: Cannot allocate memory"));
+        assert_eq!(log.borrow_mut().drain(..).collect::<Vec<_>>(), ["+1", "+2", "-2", "-1"]);
+        assert_eq!(all_or_nothing([1, 2], make).map(|made| made.len()).ok(), Some(2));
     }
 
     #[test]

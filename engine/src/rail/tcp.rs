@@ -39,6 +39,8 @@ pub struct Limits {
     pub suspect: Duration,
     /// Silence while an answer is due: the connection is retired.
     pub retire: Duration,
+    /// Of queue pairs: posted work without any completion ends the connection after this long.
+    pub completion: Duration,
     /// An idle connection is pinged this often.
     pub ping: Duration,
     /// Connecting and joining, each lane.
@@ -58,6 +60,7 @@ impl Default for Limits {
             reply_bytes: 64 << 20,
             suspect: limits::RAIL_SUSPECT,
             retire: limits::RAIL_RETIRE,
+            completion: limits::CQ_WAIT,
             ping: Duration::from_secs(1),
             connect: limits::CONNECT_DEADLINE,
             user_timeout: Duration::from_secs(5),

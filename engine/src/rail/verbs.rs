@@ -28,12 +28,14 @@ mod link;
 mod listener;
 mod prepare;
 mod reader;
+#[cfg(test)]
+mod refused_tests;
 mod retire;
 mod watch;
 
 pub use candidates::candidates;
-pub use choose::{Candidate, choose_gid, match_device};
-pub use client::VerbsRail;
+pub use choose::{Candidate, Matched, Wanted, choose_gid, match_devices};
+pub use client::{Opened, VerbsRail};
 pub use listener::{VerbsListener, VerbsListenerCounters};
 
 pub use super::Opening;

@@ -45,8 +45,6 @@ use std::time::Duration;
 
 /// How often an answer that says "bad bytes" is asked for again, each time by another rail where there is one.
 pub(crate) const MAX_BAD: u32 = 2;
-/// How long one attempt may take on a rail that is up, while another rail could do it.
-pub(crate) const ATTEMPT: Duration = Duration::from_secs(3);
 /// When work that found no room or a busy server is tried again.
 pub(crate) const RETRY: Duration = Duration::from_millis(20);
 
@@ -236,6 +234,10 @@ pub struct Core {
     rails: Rails,
     session: Session,
     readahead_limit: u64,
+    /// How long one attempt may take on a rail that is up, while another rail could do it.
+    pub(crate) attempt: Duration,
+    /// A read for which there is no memory now is refused, and does not wait for it.
+    pub(crate) refuse: bool,
     next_id: u64,
     actions: Vec<Action>,
     reads: HashMap<u64, Read>,
@@ -275,6 +277,8 @@ impl Core {
             rails: Rails::default(),
             session: Session::default(),
             readahead_limit,
+            attempt: railfs_proto::limits::REQUEST,
+            refuse: false,
             next_id: 1,
             actions: Vec::new(),
             reads: HashMap::new(),
@@ -520,7 +524,7 @@ impl Core {
             self.call_timed_out(id);
         }
         let slow = |(&id, entry): (&u64, &InFlight)| {
-            let old = !matches!(entry.flight, Flight::Gone) && now.since(entry.posted) >= ATTEMPT;
+            let old = !matches!(entry.flight, Flight::Gone) && now.since(entry.posted) >= self.attempt;
             (old && self.rails.other_than(now, &[entry.rail])).then_some(id)
         };
         let attempts: Vec<u64> = self.flights.iter().filter_map(slow).collect();

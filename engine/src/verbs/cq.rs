@@ -106,6 +106,11 @@ unsafe impl Send for CqInner {}
 unsafe impl Sync for CqInner {}
 
 impl Cq {
+    /// What an event about this queue names it by; of a queue that is gone another one may have it.
+    pub fn mark(&self) -> u64 {
+        self.0.raw.as_ptr().addr() as u64
+    }
+
     /// A queue of at least `entries`: it must be able to hold all work of its queue pairs (an overflow loses completions).
     pub fn new(context: &Context, entries: u32) -> Result<Cq, VerbsError> {
         let library = context.0.library;

@@ -98,6 +98,8 @@ pub struct DeviceFacts {
     pub max_windows: u32,
     /// Whether windows of type 2B can be had: bound and invalidated on one queue pair.
     pub windows_2b: bool,
+    /// Bytes of one registration.
+    pub max_region: u64,
     /// Ports.
     pub ports: u8,
     /// Soft-RoCE, two of whose defects (seen in Linux 6.1) are worked around: it reports an invalidated key with the kernel's own
@@ -252,6 +254,7 @@ impl Context {
             max_windows: number(attributes.max_mw),
             windows_2b: attributes.device_cap_flags & rdma_sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0
                 != 0,
+            max_region: attributes.max_mr_size,
             ports: attributes.phys_port_cnt,
             soft: attributes.vendor_id == SOFT_VENDOR,
         })

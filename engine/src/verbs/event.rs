@@ -17,10 +17,10 @@ pub enum DeviceEvent {
     GidChange(u8),
     /// The device is gone.
     DeviceFatal,
-    /// A completion queue overflowed.
-    CqError,
-    /// A queue pair of ours failed.
-    QpError,
+    /// This completion queue overflowed: compare with [`super::Cq::mark`].
+    CqError(u64),
+    /// The queue pair with this number failed.
+    QpError(u32),
     /// Anything else, by its code.
     Other(u32),
 }
@@ -37,9 +37,11 @@ pub fn next_event(context: &Context) -> Option<DeviceEvent> {
     let port = raw.element.to_ne_bytes()[..4].try_into().map(i32::from_ne_bytes).unwrap_or(0);
     let port = u8::try_from(port).unwrap_or(0);
     let kind = raw.kind;
+    use rdma_sys::ibv_event_type as E;
+    let of_pair = [E::IBV_EVENT_QP_FATAL, E::IBV_EVENT_QP_REQ_ERR, E::IBV_EVENT_QP_ACCESS_ERR];
+    let pair = of_pair.iter().any(|of| *of as u32 == kind).then(|| pair_number(&raw));
     // SAFETY: the event just got, acknowledged once.
     unsafe { (context.0.library.ibv_ack_async_event)(&raw mut raw) };
-    use rdma_sys::ibv_event_type as E;
     Some(match kind {
         kind if kind == E::IBV_EVENT_PORT_ACTIVE as u32 => DeviceEvent::PortActive(port),
         kind if kind == E::IBV_EVENT_PORT_ERR as u32 => DeviceEvent::PortDown(port),
@@ -47,13 +49,19 @@ pub fn next_event(context: &Context) -> Option<DeviceEvent> {
             DeviceEvent::GidChange(port)
         }
         kind if kind == E::IBV_EVENT_DEVICE_FATAL as u32 => DeviceEvent::DeviceFatal,
-        kind if kind == E::IBV_EVENT_CQ_ERR as u32 => DeviceEvent::CqError,
-        kind if kind == E::IBV_EVENT_QP_FATAL as u32
-            || kind == E::IBV_EVENT_QP_REQ_ERR as u32
-            || kind == E::IBV_EVENT_QP_ACCESS_ERR as u32 =>
-        {
-            DeviceEvent::QpError
-        }
-        other => DeviceEvent::Other(other),
+        kind if kind == E::IBV_EVENT_CQ_ERR as u32 => DeviceEvent::CqError(raw.element),
+        other => pair.map_or(DeviceEvent::Other(other), DeviceEvent::QpError),
     })
+}
+
+/// Of an event about a queue pair that has not been acknowledged.
+fn pair_number(raw: &RawEvent) -> u32 {
+    let Ok(address) = usize::try_from(raw.element) else { return 0 };
+    let pair = std::ptr::with_exposed_provenance::<rdma_sys::ibv_qp>(address);
+    if pair.is_null() {
+        return 0;
+    }
+    // SAFETY: the library's own pointer to a queue pair of this process; ibv_destroy_qp waits until the event is acknowledged,
+    // so it is there.
+    unsafe { (*pair).qp_num }
 }

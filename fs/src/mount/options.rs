@@ -5,14 +5,14 @@
 
 use crate::failure::Failure;
 use crate::ops::{Io, MAX_READ, Mode};
-use railfs_engine::client::{Config, Opening, Rdma};
-use railfs_proto::limits::{MAX_PAGE, STOP_DEADLINE};
-use railfs_proto::units::{format_size, parse_duration, parse_size};
+use railfs_engine::client::{Config, ManualRail, Opening, Rdma};
+use railfs_proto::limits::{MAX_PAGE, RAIL_TIMES, STOP_DEADLINE};
+use railfs_proto::units::{format_duration, format_size, parse_duration, parse_size};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-pub const KEYS: [&str; 25] = [
+pub const KEYS: [&str; 29] = [
     "ro",
     "nosuid",
     "nodev",
@@ -21,6 +21,7 @@ pub const KEYS: [&str; 25] = [
     "default_permissions",
     "nonempty",
     "require_rdma",
+    "no_rdma",
     "mode",
     "io",
     "rdma_opening",
@@ -31,6 +32,9 @@ pub const KEYS: [&str; 25] = [
     "read_timeout",
     "metadata_timeout",
     "connect_timeout",
+    "request_timeout",
+    "cq_timeout",
+    "rails",
     "metadata_ttl",
     "retry",
     "stop_timeout",
@@ -43,6 +47,9 @@ pub const KEYS: [&str; 25] = [
 /// The ways of opening memory to a server, by their names.
 pub const OPENINGS: [(&str, Opening); 3] =
     [("auto", Opening::Auto), ("windows", Opening::Windows), ("arena", Opening::OpenArena)];
+
+/// So many of [`KEYS`], the first ones, take no value.
+const FLAGS: usize = 9;
 
 /// How a mount is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +64,8 @@ pub struct Options {
     pub noexec: bool,
     /// Only RDMA rails: without them the mount fails.
     pub require_rdma: bool,
+    /// No RDMA rails.
+    pub no_rdma: bool,
     /// What programs' reads see.
     pub mode: Mode,
     /// How they reach the daemon.
@@ -77,6 +86,12 @@ pub struct Options {
     pub metadata_timeout: Duration,
     /// The limit of connecting.
     pub connect_timeout: Duration,
+    /// The limit of one attempt of a request on one rail, while another rail could do it; 100 ms to 30 s.
+    pub request_timeout: Duration,
+    /// How long work that was posted to an RDMA device may be without a completion; 100 ms to 30 s.
+    pub cq_timeout: Duration,
+    /// The rails to have; empty: what discovery finds.
+    pub rails: Vec<ManualRail>,
     /// How long the kernel may trust a file's attributes; 0: every `stat` is a check.
     pub metadata_ttl: Duration,
     /// How long a server that cannot be reached is tried again at the start; 0: once.
@@ -103,6 +118,7 @@ impl Default for Options {
             nonempty: false,
             noexec: false,
             require_rdma: false,
+            no_rdma: false,
             mode: Mode::default(),
             io: Io::default(),
             rdma_opening: client.opening,
@@ -113,6 +129,9 @@ impl Default for Options {
             read_timeout: client.read_deadline,
             metadata_timeout: client.metadata_deadline,
             connect_timeout: client.connect_deadline,
+            request_timeout: client.request_deadline,
+            cq_timeout: client.cq_wait,
+            rails: client.rails,
             metadata_ttl: Duration::from_secs(1),
             retry: Duration::ZERO,
             stop_timeout: STOP_DEADLINE,
@@ -137,6 +156,9 @@ impl Options {
             }
         }
         check_arena(options.arena)?;
+        if options.require_rdma && options.no_rdma {
+            return Err(Failure::usage("options require_rdma and no_rdma contradict each other: leave one out"));
+        }
         Ok(options)
     }
 
@@ -146,14 +168,16 @@ impl Options {
             None => (option, None),
         };
         let wrong = |problem: String| Err(Failure::usage(format!("option {key}: {problem}")));
-        if KEYS[..8].contains(&key)
+        if KEYS[..FLAGS].contains(&key)
             && let Some(value) = value
         {
             return wrong(format!("takes no value (\"{value}\" was given)"));
         }
         let value = match value {
             Some(value) => value,
-            None if KEYS[8..].contains(&key) => return wrong(format!("needs a value, as in {key}={}", example(key))),
+            None if KEYS[FLAGS..].contains(&key) => {
+                return wrong(format!("needs a value, as in {key}={}", example(key)));
+            }
             None => "",
         };
         match key {
@@ -164,6 +188,13 @@ impl Options {
             "default_permissions" => self.default_permissions = true,
             "nonempty" => self.nonempty = true,
             "require_rdma" => self.require_rdma = true,
+            "no_rdma" => self.no_rdma = true,
+            "request_timeout" => self.request_timeout = rail_time(key, value)?,
+            "cq_timeout" => self.cq_timeout = rail_time(key, value)?,
+            "rails" => {
+                self.rails =
+                    ManualRail::list(value).map_err(|error| Failure::usage(format!("option rails: {error}")))?;
+            }
             "mode" => self.mode = word(key, value, &Mode::NAMES)?,
             "io" => self.io = word(key, value, &Io::NAMES)?,
             "rdma_opening" => self.rdma_opening = word(key, value, &OPENINGS)?,
@@ -199,7 +230,15 @@ impl Options {
             read_deadline: self.read_timeout,
             metadata_deadline: self.metadata_timeout,
             connect_deadline: self.connect_timeout,
-            rdma: if self.require_rdma { Rdma::Required } else { Rdma::Auto },
+            cq_wait: self.cq_timeout,
+            request_deadline: self.request_timeout,
+            rdma: match (self.require_rdma, self.no_rdma) {
+                (true, _) => Rdma::Required,
+                (false, true) => Rdma::Off,
+                (false, false) => Rdma::Auto,
+            },
+            rails: self.rails.clone(),
+            refuse_shortage: true,
             opening: self.rdma_opening,
             ..Config::default()
         }
@@ -276,6 +315,8 @@ fn example(key: &str) -> &'static str {
         "log" => "/var/log/railfs.log",
         "uid" | "gid" => "1000",
         "umask" => "027",
+        "rails" => "mlx5_0@10.0.0.2~10.0.0.1",
+        "request_timeout" | "cq_timeout" => "5s",
         _ => "10s",
     }
 }
@@ -329,6 +370,21 @@ fn time(key: &str, value: &str, least: Duration) -> Result<Duration, Failure> {
     Ok(time)
 }
 
+/// A time that the rails wait by: outside its range it does harm, or nothing.
+fn rail_time(key: &str, value: &str) -> Result<Duration, Failure> {
+    let time = parse_duration(value).map_err(|error| Failure::usage(format!("option {key}: {error}")))?;
+    if RAIL_TIMES.contains(&time) {
+        return Ok(time);
+    }
+    let nearest = time.clamp(*RAIL_TIMES.start(), *RAIL_TIMES.end());
+    Err(Failure::usage(format!(
+        "option {key}: {value} is not from {} to {}; the nearest that is right is {key}={}",
+        format_duration(*RAIL_TIMES.start()),
+        format_duration(*RAIL_TIMES.end()),
+        format_duration(nearest).replace(' ', "")
+    )))
+}
+
 fn unknown(key: &str) -> Failure {
     let nearest = KEYS.iter().map(|known| (strsim::damerau_levenshtein(key, known), *known)).min();
     let hint = match nearest {
@@ -355,6 +411,7 @@ mod tests {
             "mode=snapshot,io=cached,readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
             "retry=5min,stop_timeout=3s,rdma_opening=arena",
             "uid=1000,gid=0,umask=027",
+            "request_timeout=200ms,cq_timeout=30s,rails=rxe0@10.9.0.2~10.9.0.1+tcp~fabric",
         ];
         let options = Options::parse(&lists).unwrap();
         let want = Options {
@@ -363,6 +420,7 @@ mod tests {
             nonempty: true,
             noexec: true,
             require_rdma: true,
+            no_rdma: false,
             mode: Mode::Snapshot,
             io: Io::Cached,
             rdma_opening: Opening::OpenArena,
@@ -373,6 +431,9 @@ mod tests {
             read_timeout: Duration::from_secs(2),
             metadata_timeout: Duration::from_millis(1500),
             connect_timeout: Duration::from_secs(1),
+            request_timeout: Duration::from_millis(200),
+            cq_timeout: Duration::from_secs(30),
+            rails: ManualRail::list("rxe0@10.9.0.2~10.9.0.1+tcp~fabric").unwrap(),
             metadata_ttl: Duration::ZERO,
             retry: Duration::from_secs(300),
             stop_timeout: Duration::from_secs(3),
@@ -386,6 +447,10 @@ mod tests {
         assert_eq!((config.arena, config.workers, config.readahead), (64 << 20, 4, 0));
         assert_eq!(config.opening, Opening::OpenArena);
         assert_eq!((config.read_deadline, config.addresses), (Duration::from_secs(2), vec!["h:1".to_owned()]));
+        assert_eq!((config.cq_wait, config.request_deadline), (Duration::from_secs(30), Duration::from_millis(200)));
+        assert_eq!((config.rdma, config.rails.len(), config.refuse_shortage), (Rdma::Required, 2, true));
+        let off = Options::parse(&["no_rdma"]).unwrap();
+        assert_eq!(off.client_config("h:1".to_owned()).rdma, Rdma::Off);
         let none: [&str; 0] = [];
         assert_eq!(Options::parse(&none), Ok(Options::default()));
     }
@@ -409,6 +474,15 @@ mod tests {
         assert!(fails("read_timeout=1").contains("no unit"));
         assert!(fails("read_timeout=1ms").contains("not from 100 ms to 1 h"));
         assert!(fails("arena=99999999TiB").contains("too large"));
+        assert_eq!(
+            fails("cq_timeout=31s"),
+            "option cq_timeout: 31s is not from 100 ms to 30 s; the nearest that is right is cq_timeout=30s"
+        );
+        assert!(fails("request_timeout=99ms").contains("the nearest that is right is request_timeout=100ms"));
+        assert!(fails("cq_timout=1s").starts_with("unknown option cq_timout, did you mean cq_timeout?"));
+        assert!(fails("rails=mlx5_0").starts_with("option rails: \"mlx5_0\" has no ~; a rail is FROM~TO"));
+        assert_eq!(fails("rails"), "option rails: needs a value, as in rails=mlx5_0@10.0.0.2~10.0.0.1");
+        assert!(fails("require_rdma,no_rdma").contains("contradict each other"));
         assert!(fails("log=").contains("needs a path"));
         assert!(fails("ro\\").starts_with("unknown option"));
         for wrong in ["uid=root", "gid=-1", "uid=+1", "uid=4294967295", "gid="] {
@@ -452,6 +526,8 @@ mod tests {
             ("read_timeout", least.read_timeout),
             ("metadata_timeout", least.metadata_timeout),
             ("connect_timeout", least.connect_timeout),
+            ("request_timeout", least.request_timeout),
+            ("cq_timeout", least.cq_timeout),
             ("metadata_ttl", least.metadata_ttl),
             ("retry", least.retry),
             ("stop_timeout", least.stop_timeout),

@@ -6,10 +6,11 @@ use super::{
 };
 use railfs_proto::layout::{LayoutError, Striping};
 use railfs_proto::limits::{
-    DEFAULT_CONTROL_PORT, MAX_CONTROL_ADDRESSES, MAX_LISTENERS, MAX_WIDTH, MAX_WORD, PIN_LEASE,
+    CQ_WAIT, DEFAULT_CONTROL_PORT, MAX_CONTROL_ADDRESSES, MAX_LISTENERS, MAX_WIDTH, MAX_WORD, PIN_LEASE, PULL,
+    RAIL_TIMES,
 };
 use railfs_proto::name::check_node_name;
-use railfs_proto::units::{format_size, parse_duration, parse_size};
+use railfs_proto::units::{format_duration, format_size, parse_duration, parse_size};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
@@ -17,14 +18,26 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-pub(super) const TOP: &[&str] =
-    &["node", "state_dir", "stripe_dirs", "require_rdma", "control", "rail", "put", "memory", "retention", "security"];
+pub(super) const TOP: &[&str] = &[
+    "node",
+    "state_dir",
+    "stripe_dirs",
+    "require_rdma",
+    "control",
+    "rail",
+    "put",
+    "memory",
+    "retention",
+    "timeouts",
+    "security",
+];
 pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("control", &["listen"]),
-    ("rail", &["fabric", "transport", "listen", "device"]),
+    ("rail", &["fabric", "transport", "listen", "device", "announce"]),
     ("put", &["stripe_size", "page_size", "width"]),
     ("memory", &["max_registered"]),
     ("retention", &["superseded", "pin_lease", "max_pins"]),
+    ("timeouts", &["cq", "request"]),
     ("security", &["insecure"]),
 ];
 /// Most stripe directories of one node: components are at most as many.
@@ -295,6 +308,20 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
         }
         None => DEFAULT_MAX_PINS,
     };
+    let timeouts = table(&top, "timeouts")?;
+    let time = |key: &str, default: Duration| match timeouts.duration(key)? {
+        Some((time, value)) if !RAIL_TIMES.contains(&time) => {
+            let (least, most) = (*RAIL_TIMES.start(), *RAIL_TIMES.end());
+            let nearest = format_duration(time.clamp(least, most));
+            let range = format!("{} to {}", format_duration(least), format_duration(most));
+            let problem =
+                format!("{} is not from {range}; the nearest that is right is \"{nearest}\"", format_duration(time));
+            Err(timeouts.error(value, key, problem))
+        }
+        Some((time, _)) => Ok(time),
+        None => Ok(default),
+    };
+    let (cq_timeout, request_timeout) = (time("cq", CQ_WAIT)?, time("request", PULL)?);
     let config = Config {
         node,
         state_dir,
@@ -307,6 +334,8 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
         retention,
         pin_lease,
         max_pins,
+        cq_timeout,
+        request_timeout,
         insecure,
     };
     Ok((config, Origin { file: file.to_owned(), directories }))
@@ -411,6 +440,7 @@ fn rails(
         transport: "tcp".to_owned(),
         listen: SocketAddr::new(default_host, DEFAULT_RAIL_PORT),
         device: None,
+        announce: true,
     };
     let Some(value) = top.get("rail") else { return Ok(vec![default()]) };
     let list = value.get_ref().as_array().ok_or_else(|| top.wrong(value, "rail", "written as [[rail]]"))?;
@@ -447,6 +477,9 @@ fn rails(
                 return Err(section.error(value, "device", format!("\"{device}\" is no name of a device")));
             }
             rail.device = Some(device.to_owned());
+        }
+        if let Some(announce) = section.boolean("announce")? {
+            rail.announce = announce;
         }
         match section.string("listen", "an address")? {
             Some((text, value)) if rail.is_rdma() => {

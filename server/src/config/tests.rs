@@ -36,6 +36,7 @@ listen = "127.0.0.2:7421"
 [[rail]]
 fabric = "right"
 listen = "10.0.0.1:7421"
+announce = false
 [put]
 stripe_size = "4 MiB"
 page_size = 4096
@@ -46,6 +47,9 @@ max_registered = "128MiB"
 superseded = "500 ms"
 pin_lease = "3 s"
 max_pins = 20
+[timeouts]
+cq = "100 ms"
+request = "30 s"
 [security]
 insecure = true
 "#;
@@ -59,6 +63,8 @@ fn every_key_is_read_and_the_resolved_form_reads_back() {
     assert_eq!(config.put, PutConfig { stripe_size: 4 << 20, page_size: 4096, width: Some(2) });
     assert_eq!((config.max_registered, config.retention), (128 << 20, Duration::from_millis(500)));
     assert_eq!((config.pin_lease, config.max_pins), (Duration::from_secs(3), 20));
+    assert_eq!((config.cq_timeout, config.request_timeout), (Duration::from_millis(100), Duration::from_secs(30)));
+    assert_eq!((config.rails[0].announce, config.rails[1].announce), (true, false));
     assert_eq!(ok(&config.to_string()), config);
     let least = ok("stripe_dirs = [\"/a \\\" b\"]");
     assert_eq!(ok(&least.to_string()), least);
@@ -92,6 +98,14 @@ fn what_is_wrong_is_named_with_key_and_line() {
         ("[put]\nstripe_size = \"4 KiB\"", "put.stripe_size: stripe size 4096"),
         ("[put]\nwidth = 0", "put.width: must be a whole number from 1"),
         ("[put]\nwidth = \"2\"", "put.width: is a TOML string"),
+        (
+            "[timeouts]\ncq = \"31 s\"",
+            "timeouts.cq: 31 s is not from 100 ms to 30 s; the nearest that is right is \"30 s\"",
+        ),
+        (
+            "[timeouts]\nrequest = \"1 ms\"",
+            "timeouts.request: 1 ms is not from 100 ms to 30 s; the nearest that is right is \"100 ms\"",
+        ),
         ("[memory]\nmax_registered = 1", "memory.max_registered: 1 B is less than the least"),
         ("[memory]\nmax_registered = \"9999999 TiB\"", "memory.max_registered:"),
         ("[retention]\nsuperseded = 60", "retention.superseded: is a TOML integer"),
@@ -204,6 +218,9 @@ fn the_page_lists_every_key_and_no_other_with_its_default() {
     assert_eq!(default("retention.superseded"), format_duration(least.retention));
     assert_eq!(default("retention.pin_lease"), format_duration(least.pin_lease));
     assert_eq!(default("retention.max_pins"), least.max_pins.to_string());
+    assert_eq!(default("timeouts.cq"), format_duration(least.cq_timeout));
+    assert_eq!(default("timeouts.request"), format_duration(least.request_timeout));
+    assert_eq!(default("rail.announce"), least.rails[0].announce.to_string());
     assert_eq!(default("security.insecure"), least.insecure.to_string());
     assert_eq!(default("require_rdma"), least.require_rdma.to_string());
 }

@@ -14,6 +14,8 @@ pub struct Announced {
     control: Vec<SocketAddr>,
     /// None: one whose device could not be had.
     rails: Vec<Option<(RailConfig, SocketAddr)>>,
+    /// Of the rails' ports, megabits per second, where known.
+    speeds: Vec<u64>,
 }
 
 /// RoCE version 2: the GID of an address is the address.
@@ -73,7 +75,13 @@ fn seen(bound: SocketAddr, reached: Option<SocketAddr>, machine: &[IpAddr]) -> V
 impl Announced {
     /// `rails` in the order of the configuration; `None` where one could not be had.
     pub fn new(control: Vec<SocketAddr>, rails: Vec<Option<(RailConfig, SocketAddr)>>) -> Announced {
-        Announced { control, rails }
+        Announced { control, rails, speeds: Vec::new() }
+    }
+
+    /// The same, with what is known of the ports' speeds, in the same order; 0: not known.
+    #[must_use]
+    pub fn with_speeds(self, speeds: Vec<u64>) -> Announced {
+        Announced { speeds, ..self }
     }
 
     /// The rail listeners, for a client that reached the control plane by `reached`.
@@ -91,13 +99,15 @@ impl Announced {
                 fabric: rail.fabric.clone(),
                 transport: rail.transport.clone(),
                 address: if is_rdma { address.ip().to_string() } else { address.to_string() },
-                speed_mbps: 0,
+                speed_mbps: usize::try_from(id).ok().and_then(|id| self.speeds.get(id)).copied().unwrap_or(0),
                 capabilities: Vec::new(),
                 gid: if is_rdma { gid(address.ip()).to_vec().into() } else { Default::default() },
             })
         };
         // Ids are places in the configuration: what is left out keeps its number.
-        let there = |(id, rail): (u32, &Option<(RailConfig, SocketAddr)>)| listener((id, rail.as_ref()?));
+        let announced = |rail: &&(RailConfig, SocketAddr)| rail.0.announce;
+        let there =
+            |(id, rail): (u32, &Option<(RailConfig, SocketAddr)>)| listener((id, rail.as_ref().filter(announced)?));
         (0u32..).zip(&self.rails).filter_map(there).collect()
     }
 
@@ -138,7 +148,13 @@ mod tests {
         assert_eq!(seen(at("10.0.0.9:5"), mapped, &machine), [at("10.0.0.9:5")]);
         assert_eq!(seen(at("[::]:5"), mapped, &machine), [at("10.0.0.2:5"), at("10.0.0.1:5"), at("[fd00::1]:5")]);
         assert_eq!(seen(at("0.0.0.0:5"), None, &machine), [at("10.0.0.1:5")]);
-        let rail = RailConfig { fabric: "f".into(), transport: "tcp".into(), listen: at("[::]:0"), device: None };
+        let rail = RailConfig {
+            fabric: "f".into(),
+            transport: "tcp".into(),
+            listen: at("[::]:0"),
+            device: None,
+            announce: true,
+        };
         let announced = Announced::new(
             vec![at("[::]:1")],
             vec![Some((rail.clone(), at("[::]:2"))), None, Some((rail, at("10.1.0.1:3")))],

@@ -14,10 +14,6 @@ use railfs_proto::limits::MIN_PAGE;
 use railfs_proto::reply::{Refusal, check_outcome, check_pull_reply};
 use railfs_proto::v1::{self, Code, rail_reply, rail_request};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// A pull that is not answered in this time is tried on another rail.
-const PULL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a rail said of a pull.
 #[derive(Debug)]
@@ -72,7 +68,7 @@ impl Puts {
         let request = v1::PullRequest { put, offset: pull.offset, length: pull.length };
         let message = v1::RailRequest {
             scope: Some(self.node.scope()),
-            time_left_microseconds: u64::try_from(PULL_DEADLINE.as_micros()).unwrap_or(u64::MAX),
+            time_left_microseconds: u64::try_from(self.node.request_timeout.as_micros()).unwrap_or(u64::MAX),
             body: Some(rail_request::Body::Pull(request)),
         };
         lock(&self.flying).insert(id, Flying { put, index: pull.index, rail, request });
@@ -81,7 +77,7 @@ impl Puts {
             lane: Lane::Bulk,
             message: message.encode_to_vec().into(),
             landing: Some(Landing { extent: memory, length: pull.length }),
-            deadline: self.node.clock.now().after(PULL_DEADLINE),
+            deadline: self.node.clock.now().after(self.node.request_timeout),
         });
     }
 

@@ -230,4 +230,6 @@ if [[ -n ${RAILFS_LAB_ALL:-}${RAILFS_FULL:-}${RAILFS_LAB_CASES:-} ]]; then
     i10_a_server_whose_writes_time_out_costs_no_read i10_a_dead_listener_is_done_without)
 fi
 for name in "${cases[@]}"; do try "$name" "$name"; done
+# shellcheck source=/dev/null
+. "$LAB_DIR/cases/rdma-limits.sh"
 status_of_cases

@@ -1,7 +1,8 @@
 //! Which device and which GID: pure, over what devices say.
 //!
-//! Guarantees: RoCE version 2 only, by address, never by index; never link-local to routed; a device that is the listener's
-//! own is chosen only when there is no other; what is left out is left out with a reason.
+//! Guarantees: RoCE version 2 only, by address, never by index; never link-local to routed; rails never cross fabrics that have
+//! a name; a device that is the listener's own is chosen only when there is no other; what is left out is left out with a
+//! reason.
 
 use crate::verbs::{Gid, GidKind};
 use std::net::IpAddr;
@@ -60,51 +61,148 @@ fn same_network(one: IpAddr, other: IpAddr, bits: u8) -> bool {
     }
 }
 
-/// The device and address for a listener at `remote`: one in its network, else the one that `routed` (the address that the
-/// kernel would send from) belongs to.
-///
-/// # Errors
-/// No device reaches it; the message says of each why not.
-pub fn match_device(
+/// A listener to reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    /// Its fabric; "" and "default" say nothing of which devices are in it.
+    pub fabric: &'a str,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+/// What [`match_devices`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Matched {
+    /// For each listener, in order: device and its address, or why there is none (of each port why not).
+    pub ways: Vec<Result<(String, IpAddr), String>>,
+    /// Ports that are used for no listener, one line each: device, port, reason.
+    pub skipped: Vec<String>,
+}
+
+/// One address of one port.
+struct Place<'a> {
+    device: &'a str,
+    port: u8,
+    address: IpAddr,
+    /// Bits of the network's prefix; none: no interface has the address.
+    bits: Option<u8>,
+}
+
+impl Place<'_> {
+    fn reaches(&self, remote: IpAddr) -> bool {
+        self.address != remote
+            && link_local(self.address) == link_local(remote)
+            && self.bits.is_some_and(|bits| same_network(self.address, remote, bits))
+    }
+}
+
+/// Whether a fabric's name says that its listeners reach every device in it: one that somebody has written.
+fn named(fabric: &str) -> bool {
+    !matches!(fabric, "" | "default")
+}
+
+/// A device and address for each listener: one in its network (of several the one with the longest prefix, then the one that
+/// has fewest rails); else one that reaches another listener of the same named fabric; else the one that the kernel would
+/// send from (`routed`), unless that is in another named fabric: rails never cross fabrics. The listener's own device is the last
+/// choice.
+pub fn match_devices(
     candidates: &[Candidate],
-    remote: IpAddr,
-    routed: Option<IpAddr>,
-) -> Result<(String, IpAddr), String> {
-    let mut reasons = Vec::new();
-    let mut own = None;
-    let mut by_route = None;
-    for candidate in candidates {
-        if let Err(why) = &candidate.usable {
-            reasons.push(format!("{} port {}: {why}", candidate.device, candidate.port));
-            continue;
-        }
-        let mut reaches = false;
+    wanted: &[Wanted<'_>],
+    routed: &dyn Fn(IpAddr) -> Option<IpAddr>,
+) -> Matched {
+    let mut places: Vec<Place<'_>> = Vec::new();
+    for candidate in candidates.iter().filter(|candidate| candidate.usable.is_ok()) {
         for gid in candidate.gids.iter().filter(|gid| gid.port == candidate.port && gid.kind == GidKind::RoceV2) {
             let address = gid.address();
-            if link_local(address) != link_local(remote) {
-                continue;
-            }
-            let found = (candidate.device.clone(), address);
-            if address == remote {
-                own.get_or_insert(found);
-                continue;
-            }
             let bits = candidate.networks.iter().find(|(of, _)| *of == address).map(|(_, bits)| *bits);
-            if bits.is_some_and(|bits| same_network(address, remote, bits)) {
-                return Ok(found);
-            }
-            if routed == Some(address) {
-                by_route.get_or_insert(found);
-            }
-            reaches = true;
+            places.push(Place { device: &candidate.device, port: candidate.port, address, bits });
         }
-        let what = if reaches { "none of its addresses is in that network" } else { "it has no RoCE v2 address" };
-        reasons.push(format!("{} port {}: {what}", candidate.device, candidate.port));
     }
-    by_route.or(own).ok_or_else(|| {
-        let reasons = if reasons.is_empty() { "there is no RDMA device".to_owned() } else { reasons.join("; ") };
-        format!("no RDMA device reaches {remote}: {reasons}")
-    })
+    let mut rails = vec![0usize; places.len()];
+    let mut chosen: Vec<Option<usize>> = vec![None; wanted.len()];
+    let fewest = |rails: &[usize], fits: &dyn Fn(usize, &Place<'_>) -> bool| {
+        let all = places.iter().enumerate().filter(|(index, place)| fits(*index, place));
+        all.min_by_key(|(index, place)| {
+            let device = |other: &usize| (places[*other].device, places[*other].port) == (place.device, place.port);
+            let of_port: usize = (0..places.len()).filter(device).map(|other| rails[other]).sum();
+            (std::cmp::Reverse(place.bits), of_port, *index)
+        })
+        .map(|(index, _)| index)
+    };
+    for (listener, choice) in wanted.iter().zip(&mut chosen) {
+        *choice = fewest(&rails, &|_, place| place.reaches(listener.address));
+        if let Some(index) = *choice {
+            rails[index] += 1;
+        }
+    }
+    // Fabrics of places, as the networks have shown.
+    let mut fabrics: Vec<(usize, &str)> = Vec::new();
+    for (listener, choice) in wanted.iter().zip(&chosen) {
+        fabrics.extend(choice.filter(|_| named(listener.fabric)).map(|index| (index, listener.fabric)));
+    }
+    for (listener, choice) in wanted.iter().zip(&mut chosen).filter(|(_, choice)| choice.is_none()) {
+        let kind = |place: &Place<'_>| {
+            place.address != listener.address
+                && place.address.is_ipv4() == listener.address.is_ipv4()
+                && link_local(place.address) == link_local(listener.address)
+        };
+        let in_fabric = |index: usize| fabrics.contains(&(index, listener.fabric));
+        let elsewhere = |index: usize| fabrics.iter().any(|(of, _)| *of == index) && !in_fabric(index);
+        let route = routed(listener.address);
+        *choice = fewest(&rails, &|index, place| in_fabric(index) && kind(place))
+            .or_else(|| {
+                fewest(&rails, &|index, place| {
+                    Some(place.address) == route && kind(place) && !(named(listener.fabric) && elsewhere(index))
+                })
+            })
+            .or_else(|| fewest(&rails, &|_, place| place.address == listener.address));
+        if let Some(index) = *choice {
+            rails[index] += 1;
+        }
+    }
+    let reason = |candidate: &Candidate| match &candidate.usable {
+        Err(why) => why.clone(),
+        Ok(()) => {
+            let of_port =
+                |place: &&Place<'_>| (place.device, place.port) == (candidate.device.as_str(), candidate.port);
+            let addresses: Vec<String> = places.iter().filter(of_port).map(|place| place.address.to_string()).collect();
+            match addresses.is_empty() {
+                true => "it has no RoCE v2 address".to_owned(),
+                false => format!("none of its addresses ({}) is in that network", addresses.join(", ")),
+            }
+        }
+    };
+    let line = |candidate: &Candidate| format!("{} port {}: {}", candidate.device, candidate.port, reason(candidate));
+    let ways = wanted.iter().zip(&chosen).map(|(listener, choice)| match choice {
+        Some(index) => Ok((places[*index].device.to_owned(), places[*index].address)),
+        None => {
+            let all: Vec<String> = candidates.iter().map(line).collect();
+            let all = if all.is_empty() { "there is no RDMA device".to_owned() } else { all.join("; ") };
+            Err(format!("no RDMA device reaches {}: {all}", listener.address))
+        }
+    });
+    let ways = ways.collect();
+    // A port whose network has a listener is no stranger there, even where another one was preferred.
+    let near = |candidate: &&Candidate| {
+        places.iter().enumerate().any(|(index, place)| {
+            (place.device, place.port) == (candidate.device.as_str(), candidate.port)
+                && (rails[index] > 0
+                    || wanted.iter().any(|wanted| place.address == wanted.address || place.reaches(wanted.address)))
+        })
+    };
+    let skipped = candidates.iter().filter(|candidate| !near(candidate)).map(|candidate| match &candidate.usable {
+        Err(why) => format!("device {} port {}: {why}", candidate.device, candidate.port),
+        Ok(()) => {
+            let listeners: Vec<String> = wanted.iter().map(|wanted| wanted.address.to_string()).collect();
+            let (device, port) = (&candidate.device, candidate.port);
+            format!(
+                "device {device} port {port}: {} (the server's listeners: {})",
+                reason(candidate),
+                listeners.join(", ")
+            )
+        }
+    });
+    Matched { ways, skipped: skipped.collect() }
 }
 
 #[cfg(test)]

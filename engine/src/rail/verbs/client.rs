@@ -10,7 +10,7 @@
 
 use super::group::{Group, Parts};
 use super::prepare::{Device, Half, Plan};
-use super::watch::Watch;
+use super::watch::{Verdict, Watch, verdict};
 use super::{Join, Opening, VerbsRailConfig};
 use crate::clock::{Clock, Time};
 use crate::memory::Arena;
@@ -22,6 +22,7 @@ use crate::rail::{Cause, Counters, Event, Events, Handler, Rail, State, Submissi
 use crate::verbs::{Access, DeviceEvent, Mr};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use railfs_proto::verbs::End;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -41,12 +42,57 @@ enum Note {
     Close,
 }
 
-/// The device, open, with the arena registered.
-struct Open {
+/// A device that is open, with the arena registered: what a rail begins with, so that several can be had all or none.
+/// Dropping it deregisters the arena.
+pub struct Opened {
     device: Device,
     landing: Arc<Mr>,
     windows: bool,
-    /// Ends before the device is closed.
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opened").field("device", &self.device.context.name()).finish_non_exhaustive()
+    }
+}
+
+impl Opened {
+    /// Opens the device that has the address, and registers the arena. Blocks for as long as pinning its pages takes.
+    ///
+    /// # Errors
+    /// What cannot be had, with device, port, address or bytes; nothing is registered then.
+    pub fn open(name: &str, address: IpAddr, arena: &Arena, opening: Opening) -> Result<Opened, String> {
+        Opened::on(Device::open(Some(name), address)?, arena, opening)
+    }
+
+    /// The same with a device that is open.
+    pub(super) fn on(device: Device, arena: &Arena, opening: Opening) -> Result<Opened, String> {
+        let name = device.context.name().to_owned();
+        let has = device.facts.windows_2b && device.facts.max_windows > 0;
+        let windows = match opening {
+            Opening::Auto => has,
+            Opening::Windows if !has => {
+                return Err(format!("device {name} has no memory windows of type 2B, which were asked for"));
+            }
+            Opening::Windows => true,
+            Opening::OpenArena => false,
+        };
+        let (bytes, most) = (arena.stats().total, device.facts.max_region);
+        if bytes > most {
+            return Err(format!(
+                "device {name} registers {most} bytes at once, the arena has {bytes}: make it smaller"
+            ));
+        }
+        let access = if windows { Access::Landing } else { Access::OpenLanding };
+        let landing = Mr::register(&device.pd, arena.clone(), access).map_err(|error| error.to_string())?;
+        Ok(Opened { device, landing, windows })
+    }
+}
+
+/// The device of a rail that has begun.
+struct Open {
+    opened: Opened,
+    /// Of the device's events.
     _watch: Watch,
 }
 
@@ -59,6 +105,10 @@ struct Shared {
     events: Arc<dyn Events>,
     totals: Arc<Totals>,
     open: Mutex<Option<Open>>,
+    /// What the rail was given to begin with.
+    ready: Mutex<Option<Opened>>,
+    /// The device has failed: it is opened anew.
+    reopen: AtomicBool,
     current: RwLock<Option<Arc<Group>>>,
     generations: AtomicU32,
     state: Mutex<State>,
@@ -90,6 +140,22 @@ impl VerbsRail {
         handler: Arc<dyn Handler>,
         events: Arc<dyn Events>,
     ) -> std::io::Result<Arc<VerbsRail>> {
+        VerbsRail::start_with(config, clock, arena, join, handler, events, None)
+    }
+
+    /// The same with a device that is open already.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start_with(
+        config: VerbsRailConfig,
+        clock: Clock,
+        arena: Arena,
+        join: Arc<dyn Join>,
+        handler: Arc<dyn Handler>,
+        events: Arc<dyn Events>,
+        ready: Option<Opened>,
+    ) -> std::io::Result<Arc<VerbsRail>> {
         let (notes, inbox) = unbounded();
         let shared = Arc::new(Shared {
             config,
@@ -100,6 +166,8 @@ impl VerbsRail {
             events,
             totals: Arc::default(),
             open: Mutex::new(None),
+            ready: Mutex::new(ready),
+            reopen: AtomicBool::new(false),
             current: RwLock::new(None),
             generations: AtomicU32::new(0),
             state: Mutex::new(State::Connecting),
@@ -364,6 +432,7 @@ impl Keeper {
         if let Ok(mut open) = self.shared.open.try_lock() {
             *open = None;
         }
+        *lock(&self.shared.ready) = None;
         let closed = State::Down("closed".into());
         tracing::info!(rail = %self.shared.config.name, "rail is closed");
         lock(&self.shared.state).clone_from(&closed);
@@ -374,46 +443,40 @@ impl Keeper {
     }
 }
 
-/// Opens the device and registers the arena.
+/// Takes the device that was given, or opens it, and begins to watch it.
 fn open(shared: &Arc<Shared>) -> Result<Open, String> {
     let config = &shared.config;
-    let device = Device::open(Some(&config.device), config.address)?;
-    let has = device.facts.windows_2b && device.facts.max_windows > 0;
-    let windows = match config.opening {
-        Opening::Auto => has,
-        Opening::Windows if !has => {
-            return Err(format!("device {} has no memory windows of type 2B, which were asked for", config.device));
-        }
-        Opening::Windows => true,
-        Opening::OpenArena => false,
+    let ready = lock(&shared.ready).take();
+    let opened = match ready {
+        Some(opened) => opened,
+        None => Opened::open(&config.device, config.address, &shared.arena, config.opening)?,
     };
-    if !windows && !shared.said.swap(true, Ordering::SeqCst) {
+    if !opened.windows && !shared.said.swap(true, Ordering::SeqCst) {
         tracing::warn!(
             rail = %config.name, device = %config.device,
             "no memory windows: the arena is open to the server as a whole, and a fetch that is given up costs the connection"
         );
     }
-    let access = if windows { Access::Landing } else { Access::OpenLanding };
-    let landing = Mr::register(&device.pd, shared.arena.clone(), access).map_err(|error| error.to_string())?;
     let weak = Arc::downgrade(shared);
-    let watch = Watch::start(&device.context, move |event| {
+    let look = opened.device.look();
+    let watch = Watch::start(&opened.device.context, move |event| {
         let Some(shared) = weak.upgrade() else { return };
         let group = shared.current.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let ended = |why: &str| {
-            if let Some(group) = &group {
+        let owns = |event: &DeviceEvent| group.as_ref().is_some_and(|group| group.owns(event));
+        let verdict = verdict(event, look.port(), &owns, &|| look.address());
+        if matches!(verdict, Verdict::Reopen(_)) {
+            shared.reopen.store(true, Ordering::SeqCst);
+        }
+        match (verdict, &group) {
+            (Verdict::End(why) | Verdict::Reopen(why), Some(group)) => {
                 group.end(format!("device {}: {why}", shared.config.device));
             }
-        };
-        match event {
-            DeviceEvent::PortDown(_) => ended("the port went down"),
-            DeviceEvent::DeviceFatal => ended("the device failed"),
-            DeviceEvent::CqError => ended("a completion queue overflowed"),
-            DeviceEvent::PortActive(_) | DeviceEvent::GidChange(_) => drop(shared.notes.send(Note::Nudge)),
-            DeviceEvent::QpError | DeviceEvent::Other(_) => {}
+            (Verdict::Retry | Verdict::Reopen(_), _) => drop(shared.notes.send(Note::Nudge)),
+            (Verdict::End(_), None) | (Verdict::Nothing, _) => {}
         }
     });
     let watch = watch.map_err(|error| format!("device {}: {error}", config.device))?;
-    Ok(Open { device, landing, windows, _watch: watch })
+    Ok(Open { opened, _watch: watch })
 }
 
 /// One attempt: on its own thread.
@@ -424,10 +487,13 @@ fn connect(shared: &Arc<Shared>) -> Result<Arc<Group>, String> {
     if shared.closing.load(Ordering::SeqCst) {
         return Err("closed".into());
     }
+    if shared.reopen.swap(false, Ordering::SeqCst) {
+        *opened = None;
+    }
     if opened.is_none() {
         *opened = Some(open(shared)?);
     }
-    let Some(open) = opened.as_ref() else { return Err("the device is not open".into()) };
+    let Some(open) = opened.as_ref().map(|open| &open.opened) else { return Err("the device is not open".into()) };
     let generation = shared.generations.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
     let plan = Plan {
         device: &open.device,

@@ -21,7 +21,7 @@ use crate::rail::tcp::Limits;
 use crate::rail::tcp::signal::{Deferred, Latch, Running, Signal, lock, poll, tell_late};
 use crate::rail::totals::{Totals, add, subtract};
 use crate::rail::{Cause, Counters, Event, Events, Handler, Incoming, Lane, Submission};
-use crate::verbs::{Buffers, Completion, Cq, Mr, Pd, Qp, Rts, Status, WrId, WrKind};
+use crate::verbs::{Buffers, Completion, Cq, DeviceEvent, Mr, Pd, Qp, Rts, Status, WrId, WrKind};
 use bytes::Bytes;
 use railfs_proto::verbs::FrameKind;
 use rustix::event::{PollFd, PollFlags};
@@ -329,6 +329,18 @@ impl Group {
         self.end.get()
     }
 
+    /// Whether an event is about a queue or queue pair of this connection.
+    pub(super) fn owns(&self, event: &DeviceEvent) -> bool {
+        match event {
+            DeviceEvent::CqError(mark) => self.parts.cq.mark() == *mark,
+            DeviceEvent::QpError(number) => {
+                let of = |link: &Link| lock(&link.state).pair.as_ref().is_some_and(|pair| pair.number() == *number);
+                self.links.iter().any(of)
+            }
+            _ => false,
+        }
+    }
+
     pub(super) fn waits_for(&self, id: u64) -> bool {
         self.links.iter().any(|link| lock(&link.state).pending.contains(id))
     }
@@ -458,6 +470,11 @@ impl Group {
                     state.pending.liveness.idle();
                 }
                 let mut retired = None;
+                let limit = self.parts.limits.completion;
+                if state.completion_due(limit) <= shared.now {
+                    retired =
+                        Some(format!("the device completed nothing of {} posts for {limit:?}", state.unfinished()));
+                }
                 while let Some(action) = state.pending.liveness.tick(shared.now) {
                     match action {
                         Action::Ping => {
@@ -498,6 +515,7 @@ impl Group {
         let mut states: Vec<_> = self.links.iter().map(|link| lock(&link.state)).collect();
         for state in &states {
             until = until.min(state.pending.next_deadline()).min(state.pending.liveness.next()).min(state.next());
+            until = until.min(state.completion_due(self.parts.limits.completion));
         }
         for state in &mut states {
             state.pending.wake_at = until;

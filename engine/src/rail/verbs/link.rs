@@ -18,6 +18,7 @@ use bytes::Bytes;
 use railfs_proto::verbs::{Assembly, FrameKind, Header, encode};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What comes before a frame's first piece, in the same post.
 pub(super) enum Before {
@@ -147,6 +148,8 @@ pub(super) struct State {
     later: VecDeque<(Time, Item)>,
     free_slots: Vec<u16>,
     posted: VecDeque<Posted>,
+    /// When the last of it was completed, or the first of it posted: since when the device owes us something.
+    progress: Time,
     /// Bound to nothing.
     windows: Vec<Window>,
     /// Windows that may still be made, in this domain.
@@ -169,6 +172,14 @@ pub(super) struct Ways {
     /// See [`crate::verbs::DeviceFacts::soft`].
     pub(super) soft: bool,
     pub(super) faults: Faults,
+}
+
+/// Something was posted: from now on the device owes us a completion, if it did not already.
+fn owed(all: &mut VecDeque<Posted>, progress: &mut Time, posted: Posted, now: Time) {
+    if all.is_empty() {
+        *progress = now;
+    }
+    all.push_back(posted);
 }
 
 /// Receives of link `index` lie before its send slots.
@@ -206,6 +217,7 @@ impl State {
             later: VecDeque::new(),
             free_slots: (0..DEPTH).rev().collect(),
             posted: VecDeque::new(),
+            progress: Time::NEVER,
             windows: Vec::new(),
             use_windows: windows.is_some(),
             unmade: windows,
@@ -337,7 +349,8 @@ impl State {
             if let Some(window) = window {
                 self.bound.insert(front.header.id, window);
             }
-            self.posted.push_back(Posted { kind: WrKind::Send, slot, requests: requests?, source });
+            let posted = Posted { kind: WrKind::Send, slot, requests: requests?, source };
+            owed(&mut self.posted, &mut self.progress, posted, shared.now);
             if whole {
                 told.sent_bulk += u64::from(front.header.carried);
                 told.replied += front.cost();
@@ -350,8 +363,14 @@ impl State {
         Ok(())
     }
 
+    /// When the device has owed us a completion for `limit`.
+    pub(super) fn completion_due(&self, limit: Duration) -> Time {
+        if self.posted.is_empty() { Time::NEVER } else { self.progress.after(limit) }
+    }
+
     /// Whatever was posted up to this signalled work is done.
     pub(super) fn done(&mut self, id: WrId, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
+        self.progress = shared.now;
         while let Some(posted) = self.posted.pop_front() {
             if let Some(pair) = &mut self.pair {
                 pair.sent(posted.requests);
@@ -395,7 +414,8 @@ impl State {
         self.invalidating.push_back(Invalidating { slot, window, extent, then, since: shared.now });
         let Some(pair) = &mut self.pair else { return Err("the queue pair is gone".into()) };
         pair.post(&mut [Work::Invalidate { id, key }]).map_err(|error| error.to_string())?;
-        self.posted.push_back(Posted { kind: WrKind::Invalidate, slot, requests: 1, source: None });
+        let posted = Posted { kind: WrKind::Invalidate, slot, requests: 1, source: None };
+        owed(&mut self.posted, &mut self.progress, posted, shared.now);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use super::lane::LaneRail;
 use super::link::buffer_bytes;
 use super::prepare::{Device, Half, Plan};
 use super::reader::Reader;
-use super::watch::Watch;
+use super::watch::{Verdict, Watch, verdict};
 use super::{VerbsJoin, VerbsListenerConfig};
 use crate::clock::Clock;
 use crate::rail::Lane;
@@ -17,7 +17,6 @@ use crate::rail::tcp::Admit;
 use crate::rail::tcp::listener::NUMBERS;
 use crate::rail::tcp::signal::{Latch, lock};
 use crate::rail::totals::{Totals, add};
-use crate::verbs::DeviceEvent;
 use railfs_proto::v1::{self, Code, Outcome, VerbsEnd};
 use railfs_proto::verbs::End;
 use std::collections::HashMap;
@@ -102,16 +101,18 @@ impl VerbsListener {
             latch: Arc::default(),
         });
         let weak = Arc::downgrade(&shared);
+        let look = shared.device.look();
         let watch = Watch::start(&shared.device.context, move |event| {
             let Some(shared) = weak.upgrade() else { return };
-            let why = match event {
-                DeviceEvent::PortDown(_) => "the server's port went down",
-                DeviceEvent::DeviceFatal => "the server's device failed",
-                DeviceEvent::CqError => "a completion queue overflowed",
-                _ => return,
-            };
             let groups: Vec<_> = lock(&shared.groups).values().cloned().collect();
-            groups.iter().for_each(|group| group.end(why));
+            for group in groups {
+                match verdict(event, look.port(), &|event| group.owns(event), &|| look.address()) {
+                    Verdict::End(why) | Verdict::Reopen(why) => {
+                        group.end(format!("the server's device {}: {why}", shared.device.context.name()));
+                    }
+                    Verdict::Nothing | Verdict::Retry => {}
+                }
+            }
         });
         let watch = watch.map_err(|error| named(error.to_string()))?;
         Ok(VerbsListener { shared, gid, _watch: watch })

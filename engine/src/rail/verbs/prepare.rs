@@ -64,7 +64,11 @@ impl Device {
     }
 
     fn try_open(name: &str, address: IpAddr) -> Result<Device, String> {
-        let context = Context::open(name)?;
+        Device::on(Context::open(name)?, address)
+    }
+
+    /// The port of an open device that has the address.
+    pub(super) fn on(context: Context, address: IpAddr) -> Result<Device, String> {
         let facts = context.facts().map_err(text)?;
         let gids = context.gids().map_err(text)?;
         let mut reason = "it has no port".to_owned();
@@ -80,6 +84,11 @@ impl Device {
         Err(reason)
     }
 
+    /// For the thread that reads the device's events.
+    pub(super) fn look(&self) -> Look {
+        Look { context: self.context.clone(), address: self.address, port: self.port }
+    }
+
     /// The port as it is now.
     pub(super) fn port(&self) -> Result<Port, String> {
         let port = self.context.port(self.port).map_err(text)?;
@@ -91,6 +100,24 @@ impl Device {
     pub(super) fn gid(&self) -> Result<crate::verbs::Gid, String> {
         let gids = self.context.gids().map_err(text)?;
         choose_gid(&gids, self.port, self.address).map_err(|why| format!("device {}: {why}", self.context.name()))
+    }
+}
+
+/// Asks an open device what has become of its address.
+pub(super) struct Look {
+    context: Context,
+    address: IpAddr,
+    port: u8,
+}
+
+impl Look {
+    pub(super) fn port(&self) -> u8 {
+        self.port
+    }
+    /// Whether the port still has the address, else why not.
+    pub(super) fn address(&self) -> Result<(), String> {
+        let gids = self.context.gids().map_err(text)?;
+        choose_gid(&gids, self.port, self.address).map(drop)
     }
 }
 

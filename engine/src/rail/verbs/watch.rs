@@ -1,6 +1,8 @@
 //! One thread per open device that reads its asynchronous events.
 //!
-//! Guarantees: events are read until there are none, each is acknowledged; the thread ends when the watch is dropped.
+//! Guarantees: events are read until there are none, each is acknowledged; the thread ends when the watch is dropped. What an
+//! event means for a rail is decided by [`verdict`], which is pure: only what is about the rail's own port, address, queues or
+//! queue pairs ends it, and that at once.
 
 use crate::rail::tcp::signal::{Latch, Signal, poll};
 use crate::verbs::{Context, DeviceEvent, next_event};
@@ -30,9 +32,20 @@ impl Watch {
                     tracing::error!(device = context.name(), %error, "the device's events cannot be waited for");
                     return;
                 }
+                let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+                let revents = fds[0].revents();
+                let mut failed = !revents.contains(PollFlags::IN) && revents.intersects(gone);
                 while let Some(event) = next_event(&context) {
                     tracing::info!(device = context.name(), ?event, "device event");
-                    tell(event);
+                    failed |= event == DeviceEvent::DeviceFatal;
+                    if event != DeviceEvent::DeviceFatal {
+                        tell(event);
+                    }
+                }
+                if failed {
+                    // It has nothing more to say, and its descriptor would never be quiet again.
+                    tell(DeviceEvent::DeviceFatal);
+                    return;
                 }
             }
             drop(running);
@@ -41,11 +54,81 @@ impl Watch {
     }
 }
 
+/// What an event means for a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing.
+    Nothing,
+    /// It ends now.
+    End(String),
+    /// It ends now, and the device must be opened anew.
+    Reopen(String),
+    /// What is down is tried again now.
+    Retry,
+}
+
+/// Pure. `port` is the rail's, `owns` says whether a queue or queue pair is the connection's, `address` whether the port still
+/// has the rail's address.
+pub(super) fn verdict(
+    event: DeviceEvent,
+    port: u8,
+    owns: &dyn Fn(&DeviceEvent) -> bool,
+    address: &dyn Fn() -> Result<(), String>,
+) -> Verdict {
+    // Port 0 is none: whoever says it means the device.
+    let ours = |of: u8| of == port || of == 0;
+    match event {
+        DeviceEvent::PortDown(of) if ours(of) => Verdict::End(format!("port {port} went down")),
+        DeviceEvent::PortActive(of) if ours(of) => Verdict::Retry,
+        DeviceEvent::GidChange(of) if ours(of) => match address() {
+            Ok(()) => Verdict::Retry,
+            Err(why) => Verdict::End(why),
+        },
+        DeviceEvent::DeviceFatal => Verdict::Reopen("it failed".to_owned()),
+        DeviceEvent::CqError(_) if owns(&event) => Verdict::End("a completion queue overflowed".to_owned()),
+        DeviceEvent::QpError(number) if owns(&event) => Verdict::End(format!("queue pair {number} failed")),
+        _ => Verdict::Nothing,
+    }
+}
+
 impl Drop for Watch {
     fn drop(&mut self) {
         self.stop.raise();
         if !self.latch.wait(Duration::from_secs(1)) {
             tracing::error!("a thread that reads device events has not ended; it is left behind");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i10_what_a_device_says_ends_the_rails_that_it_is_about_at_once() {
+        use DeviceEvent as E;
+        let of = |event, owned: bool, there: bool| {
+            let address = || if there { Ok(()) } else { Err("port 1 has no RoCE v2 GID of 10.9.0.2".to_owned()) };
+            verdict(event, 1, &|_| owned, &address)
+        };
+        let end = |why: &str| Verdict::End(why.to_owned());
+        for (event, owned, there, want) in [
+            (E::PortDown(1), false, true, end("port 1 went down")),
+            // The other port of a device with two, the queue pair of another connection.
+            (E::PortDown(2), true, true, Verdict::Nothing),
+            (E::PortActive(2), true, true, Verdict::Nothing),
+            (E::GidChange(2), true, false, Verdict::Nothing),
+            (E::QpError(17), false, true, Verdict::Nothing),
+            (E::CqError(0x1000), false, true, Verdict::Nothing),
+            (E::PortActive(1), false, true, Verdict::Retry),
+            (E::GidChange(1), false, true, Verdict::Retry),
+            (E::GidChange(1), false, false, end("port 1 has no RoCE v2 GID of 10.9.0.2")),
+            (E::QpError(17), true, true, end("queue pair 17 failed")),
+            (E::CqError(0x1000), true, true, end("a completion queue overflowed")),
+            (E::DeviceFatal, false, true, Verdict::Reopen("it failed".to_owned())),
+            (E::Other(16), true, false, Verdict::Nothing),
+        ] {
+            assert_eq!(of(event, owned, there), want, "{event:?}");
         }
     }
 }

@@ -114,6 +114,9 @@ impl Core {
         let (handle, length) = (read.handle, read.bytes.end - read.bytes.start);
         // What it may need: whole pages.
         let page = u64::from(read.object.descriptor.striping.page_size());
+        if self.refuse {
+            return self.refuse_read(id, length.next_multiple_of(page));
+        }
         if self.line.push(now, id, handle, Class::of(length), length.next_multiple_of(page)) {
             return;
         }
@@ -124,6 +127,22 @@ impl Core {
             cure: format!("{MAX_WAITING} reads wait for memory already; give the mount a larger arena"),
         };
         self.counts.reads_failed += 1;
+        self.actions.push(Action::Fail { id, error });
+    }
+
+    /// Nothing was sent for it, and it holds nothing.
+    fn refuse_read(&mut self, id: u64, need: u64) {
+        let Some(read) = self.reads.remove(&id) else { return };
+        self.counts.reads_waited -= 1;
+        self.counts.reads_failed += 1;
+        let error = Error::OverBudget {
+            what: read.object.name.to_string(),
+            need,
+            limit: self.arena.stats().total,
+            cure: "other reads hold the arena now; read fewer at once, give it more memory (which the memlock limit must allow for \
+                   each RDMA device), or let reads wait"
+                .to_owned(),
+        };
         self.actions.push(Action::Fail { id, error });
     }
 

@@ -484,6 +484,51 @@ fn i3_a_read_that_joins_a_fetch_needs_a_check_of_its_own() {
 }
 
 #[test]
+fn i6_reads_beyond_the_arena_are_refused_before_anything_is_sent_or_wait_as_configured() {
+    // Something else holds all but 32 KiB: room for two reads of a cell each.
+    for refuse in [false, true] {
+        let mut world = World::new(1, 2, 1 << 20);
+        world.core.refuse = refuse;
+        let mut held = Vec::new();
+        while let Some(extent) = world.core.arena.allocate(16384) {
+            held.push(extent);
+        }
+        held.truncate(held.len() - 2);
+        let before = world.posted.len();
+        for handle in 0..4 {
+            world.read(handle, handle * 16384, 16384);
+        }
+        let sent = world.posted.len() - before;
+        assert_eq!(sent, 2, "a fetch for each of two reads, and nothing for the others");
+        assert_eq!(world.answered[2], if refuse { 2 } else { 0 }, "{refuse}");
+        world.answer_all();
+        assert_eq!(world.answered, if refuse { [2, 0, 2] } else { [4, 0, 0] }, "{refuse}");
+        drop(held);
+        world.read(9, 0, 16384);
+        world.answer_all();
+        assert_eq!(world.answered[0], if refuse { 3 } else { 5 });
+        world.quiesce();
+    }
+}
+
+#[test]
+fn i10_a_fetch_whose_post_fails_goes_to_another_rail_at_once() {
+    let refused = || Cause::Disconnected("ibv_post_send on queue pair 17 failed: Input/output error".into());
+    for cause in [refused(), Cause::Down, Cause::Refused("256 requests wait for replies".into())] {
+        let mut world = World::new(1, 2, 8 << 20);
+        world.read(1, 0, 4096);
+        let (rail, deadline) = (world.posted[0].0, world.posted[0].1.deadline);
+        world.lose(0, cause.clone());
+        assert_eq!(world.posted.len(), 1, "{cause:?}");
+        assert_ne!(world.posted[0].0, rail, "{cause:?}");
+        assert_eq!(world.posted[0].1.deadline, deadline, "within the same deadline");
+        world.answer_all();
+        assert_eq!(world.answered, [1, 0, 0], "{cause:?}");
+        world.quiesce();
+    }
+}
+
+#[test]
 fn i5_a_reply_to_an_attempt_that_was_given_up_is_dropped() {
     let mut world = World::new(1, 2, 8 << 20);
     world.read(1, 0, 4096);
