@@ -277,8 +277,7 @@ fn i1_i3_every_byte_is_of_one_version_while_it_is_overwritten_20_times_a_second(
     let verify = shell::lacks(&["fio"]).is_none();
     let source = cluster.root.path().join("verified");
     if verify {
-        let made =
-            "fio --name=v --rw=write --bs=16k --size=24m --verify=crc32c --verify_state_save=0 --do_verify=0 --ioengine=psync --filename";
+        let made = "fio --name=v --rw=write --bs=16k --size=24m --verify=crc32c --verify_state_save=0 --do_verify=0 --ioengine=psync --filename";
         let output = run(Command::new("sh").args(["-c", &format!("{made}={}", source.display())]), shell::LIMIT);
         output.expect(0);
         cluster.put(&source, "verified");
