@@ -14,6 +14,7 @@
 //! Only a rail can make a [`Fence`], and only after one of the accepted fences (docs/architecture.md).
 
 mod arena;
+pub mod ledger;
 pub mod plan;
 mod slots;
 

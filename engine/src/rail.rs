@@ -15,6 +15,7 @@ pub(crate) mod land;
 pub mod liveness;
 mod pending;
 pub mod sim;
+pub mod slab;
 pub mod tcp;
 pub(crate) mod totals;
 #[cfg(feature = "rdma")]
@@ -219,6 +220,8 @@ pub enum Bulk {
         /// For rails that have the bytes in memory on their way: whether they are what was put. One that fails is an
         /// error in [`Sent`]. Rails that move bytes without looking leave it out: the reader checks in any case.
         check: Option<Check>,
+        /// For rails that keep what they read for whoever asks for the same.
+        kept: Option<slab::Kept>,
     },
 }
 

@@ -47,6 +47,7 @@ conformance! {
     a_slow_answer_is_not_silence
     small_requests_in_thousands
     both_directions_at_once_with_full_pipes
+    i4_pulls_that_are_given_up_spoil_no_other
     counters_add_up
     i4_close_gives_everything_back
     a_rail_that_is_not_up_says_so
@@ -552,6 +553,53 @@ fn both_directions_at_once_with_full_pipes(make: &New) {
     world.until("all counted", &mut || world.pulling().served() == each as u64);
     assert_eq!(world.client().counters().bulk_sent, (each as u64) << 20);
     assert_eq!(world.client().counters().bulk_received, (each as u64) << 20);
+    world.quiet();
+}
+
+/// Pulls that the server gives up at every stage: before the answer, while it is on its way, with the connection.
+fn i4_pulls_that_are_given_up_spoil_no_other(make: &New) {
+    let world = new(make);
+    let server = world.server(Lane::Bulk).unwrap();
+    let pull = |message, length, after| {
+        let id = id();
+        let landing = Some(world.landing(length));
+        let deadline = world.now().after(after);
+        submit_to(&*server, Submission { id, lane: Lane::Bulk, message, landing, deadline });
+        id
+    };
+    let told = |id| world.until("an answer at the server", &mut || world.server_log().has(id));
+    for round in 0..4u8 {
+        let given_up = pull(message(Do::Hold, 0, 0), 300_000, if round % 2 == 0 { LONG } else { SHORT });
+        world.until("held", &mut || world.pulling().held() == 1);
+        server.cancel(given_up);
+        told(given_up);
+        world.server_log().failure(given_up);
+        // Its answer comes too late, and the next one's right behind it.
+        world.pulling().answer_held(300_000, 77);
+        let next = pull(message(Do::Bytes, 300_000, round), 300_000, LONG);
+        told(next);
+        let (_, bulk, extent) = world.server_log().reply(next);
+        assert!(bulk == 300_000 && extent.unwrap().bytes()[..300_000] == pattern(round, 300_000));
+    }
+    for round in 0..4 {
+        let ids: Vec<_> = (0..6).map(|_| pull(message(Do::File, 1 << 20, 0), 1 << 20, LONG)).collect();
+        told(ids[round]);
+        ids.iter().filter(|id| *id % 2 == 0).for_each(|id| server.cancel(*id));
+        for id in ids {
+            told(id);
+            let replied = matches!(world.server_log().seen().answers.get(&id), Some(rail::Answer::Replied { .. }));
+            if replied {
+                let (_, bulk, extent) = world.server_log().reply(id);
+                assert!(bulk == 1 << 20 && extent.unwrap().bytes() == pattern(0, 1 << 20));
+            } else {
+                assert_eq!(world.server_log().failure(id).0, Cause::Cancelled);
+            }
+        }
+    }
+    let ids: Vec<_> = (0..6).map(|_| pull(message(Do::File, 1 << 20, 0), 1 << 20, LONG)).collect();
+    told(ids[0]);
+    world.kill();
+    ids.into_iter().for_each(told);
     world.quiet();
 }
 

@@ -2,10 +2,12 @@
 //! says of its queue pairs when a rail joins.
 //!
 //! Object bytes do not travel in these frames where the other side gave a key to write with: they are WRITTEN before the
-//! reply is sent. Where it gave none they follow the message ("carried").
+//! reply is sent. Where it gave none they follow the message ("carried"), or, where the request says that its sender READs, the
+//! answer is an offer: the bytes lie open to be READ, until the other side says that it has taken them.
 //!
 //! ```text
-//! piece   0 kind (u8)   1 flags (u8): 1 = more pieces follow, 2 = not the first piece, 4 = the key stays   2 reserved (u16, 0)
+//! piece   0 kind (u8)   1 flags (u8): 1 = more pieces follow, 2 = not the first piece, 4 = the key stays,
+//!         8 = the bulk will be READ   2 reserved (u16, 0)
 //!         4 receives posted so far by the sender (u32, wraps): the other side's credit
 //!         first piece only:
 //!         8 session (u64)  16 request id (u64)  24 message bytes (u32)  28 bulk bytes (u32)
@@ -32,6 +34,7 @@ pub const MAX_DEPTH: u32 = 4096;
 const MORE: u8 = 1;
 const CONTINUES: u8 = 2;
 const KEEPS: u8 = 4;
+const READS: u8 = 8;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +58,10 @@ pub enum FrameKind {
     Credit = 8,
     /// The sender closes the rail. Message: why, for people.
     Bye = 9,
+    /// Answers a request whose sender READs. Message: `RailReply`; bulk: bytes to be READ; address and key say where.
+    Offer = 10,
+    /// Answers an offer: nothing is READ any more, and its key is taken away with this.
+    Taken = 11,
 }
 
 /// The first piece's header.
@@ -76,6 +83,8 @@ pub struct Header {
     pub key: u32,
     /// The key is no window's: the reply does not take it away.
     pub keeps: bool,
+    /// The bulk may be offered: the request's sender READs it.
+    pub reads: bool,
     /// Bulk bytes that follow the message.
     pub carried: u32,
 }
@@ -83,7 +92,7 @@ pub struct Header {
 impl Header {
     /// A frame without message and bulk.
     pub fn plain(kind: FrameKind, session: u64, id: u64) -> Header {
-        Header { kind, session, id, message: 0, bulk: 0, address: 0, key: 0, keeps: false, carried: 0 }
+        Header { kind, session, id, message: 0, bulk: 0, address: 0, key: 0, keeps: false, reads: false, carried: 0 }
     }
     /// Bytes that follow the headers, in all pieces.
     pub fn payload(&self) -> usize {
@@ -139,6 +148,9 @@ pub enum PieceError {
         bulk: u32,
     },
     /// See the message.
+    #[error("an offer of nothing, or from nowhere")]
+    Offer,
+    /// See the message.
     #[error("pieces are out of order: {0}")]
     Order(&'static str),
 }
@@ -162,13 +174,8 @@ pub fn encode<'a>(
     let space = room.saturating_sub(head).min(header.payload().saturating_sub(at));
     let more = at + space < header.payload();
     out.push(header.kind as u8);
-    let place = if at > 0 {
-        CONTINUES
-    } else if header.keeps {
-        KEEPS
-    } else {
-        0
-    };
+    let place =
+        if at > 0 { CONTINUES } else { (if header.keeps { KEEPS } else { 0 }) | if header.reads { READS } else { 0 } };
     out.push(place | if more { MORE } else { 0 });
     out.extend_from_slice(&[0, 0]);
     out.extend_from_slice(&posted.to_le_bytes());
@@ -211,9 +218,12 @@ pub fn decode(bytes: &[u8]) -> Result<Piece<'_>, PieceError> {
         7 => FrameKind::Pong,
         8 => FrameKind::Credit,
         9 => FrameKind::Bye,
+        10 => FrameKind::Offer,
+        11 => FrameKind::Taken,
         other => return Err(PieceError::Kind(other)),
     };
-    if bytes[1] & !(MORE | CONTINUES | KEEPS) != 0 || bytes[1] & (CONTINUES | KEEPS) == CONTINUES | KEEPS {
+    let of_first = bytes[1] & (KEEPS | READS);
+    if bytes[1] & !(MORE | CONTINUES | KEEPS | READS) != 0 || (bytes[1] & CONTINUES != 0 && of_first != 0) {
         return Err(PieceError::Flags(bytes[1]));
     }
     let (more, posted) = (bytes[1] & MORE != 0, word(bytes, 4));
@@ -233,6 +243,7 @@ pub fn decode(bytes: &[u8]) -> Result<Piece<'_>, PieceError> {
         address: long(32),
         key: word(bytes, 40),
         keeps: bytes[1] & KEEPS != 0,
+        reads: bytes[1] & READS != 0,
         carried: word(bytes, 44),
     };
     if header.message > MAX_RAIL_MESSAGE {
@@ -243,6 +254,9 @@ pub fn decode(bytes: &[u8]) -> Result<Piece<'_>, PieceError> {
     }
     if header.carried != 0 && (header.carried != header.bulk || kind != FrameKind::Reply) {
         return Err(PieceError::Carried { carried: header.carried, bulk: header.bulk });
+    }
+    if kind == FrameKind::Offer && (header.bulk == 0 || header.address == 0) {
+        return Err(PieceError::Offer);
     }
     if header.address.checked_add(u64::from(header.bulk)).is_none() {
         return Err(PieceError::Landing { address: header.address, bulk: header.bulk });
@@ -324,6 +338,12 @@ pub struct End {
     pub depth: u32,
     /// 2 to [`MAX_PAIRS`]; the last one is for small messages.
     pub pairs: Vec<Pair>,
+    /// READs that each pair answers at a time; 0: it does not say.
+    pub reads_answered: u8,
+    /// READs that each pair has under way at a time; 0: it does not say.
+    pub reads_asked: u8,
+    /// It answers requests for bulk by offers, where they ask for that.
+    pub offers: bool,
 }
 
 /// Why the other side's end is refused.
@@ -361,8 +381,24 @@ impl End {
         if let Some(pair) = message.pairs.iter().find(|pair| !narrow(pair)) {
             return wrong(format!("number {} or packet number {} does not fit 24 bits", pair.number, pair.psn));
         }
+        let (Ok(reads_answered), Ok(reads_asked)) =
+            (u8::try_from(message.reads_answered), u8::try_from(message.reads_asked))
+        else {
+            let (answered, asked) = (message.reads_answered, message.reads_asked);
+            return wrong(format!("{answered} READs answered or {asked} asked for at a time are more than 255"));
+        };
         let pairs = message.pairs.iter().map(|pair| Pair { number: pair.number, psn: pair.psn }).collect();
-        Ok(End { gid, lid, mtu: message.mtu, piece: message.piece_bytes, depth: message.depth, pairs })
+        Ok(End {
+            gid,
+            lid,
+            mtu: message.mtu,
+            piece: message.piece_bytes,
+            depth: message.depth,
+            pairs,
+            reads_answered,
+            reads_asked,
+            offers: message.offers,
+        })
     }
 
     /// As it goes over the wire.
@@ -374,6 +410,9 @@ impl End {
             piece_bytes: self.piece,
             depth: self.depth,
             pairs: self.pairs.iter().map(|pair| v1::VerbsPair { number: pair.number, psn: pair.psn }).collect(),
+            reads_answered: self.reads_answered.into(),
+            reads_asked: self.reads_asked.into(),
+            offers: self.offers,
         }
     }
 }

@@ -11,6 +11,7 @@ fn reply(message: u32, carried: u32) -> Header {
         address: 0,
         key: 0,
         keeps: false,
+        reads: false,
         carried,
     }
 }
@@ -68,19 +69,30 @@ fn what_makes_no_sense_is_refused() {
     let kept = Header { keeps: true, ..good };
     encode(&kept, 0, 0, 256, |_, _| &[], &mut out);
     assert_eq!(decode(&out).unwrap().header, Some(kept));
+    let read = Header { reads: true, ..good };
+    encode(&read, 0, 0, 256, |_, _| &[], &mut out);
+    assert_eq!(decode(&out).unwrap().header, Some(read));
+    let offer = Header { kind: FrameKind::Offer, ..good };
+    encode(&offer, 0, 0, 256, |_, _| &[], &mut out);
+    assert_eq!(decode(&out).unwrap().header, Some(offer));
     for (bad, what) in [
         (Header { message: MAX_RAIL_MESSAGE + 1, ..good }, "message"),
         (Header { bulk: MAX_EXTENT + 1, ..good }, "bulk"),
         (Header { address: u64::MAX - 4095, ..good }, "landing"),
         (Header { carried: 4096, ..good }, "carried"),
         (Header { carried: 1, kind: FrameKind::Reply, ..good }, "carried"),
+        (Header { carried: 4096, ..offer }, "carried"),
+        (Header { bulk: 0, ..offer }, "an offer of nothing"),
+        (Header { address: 0, ..offer }, "an offer from nowhere"),
+        (Header { address: u64::MAX - 4095, ..offer }, "an offer past the end"),
     ] {
         encode(&bad, 0, 0, 256, |_, _| &[], &mut out);
         assert!(decode(&out).is_err(), "{what}");
     }
     assert_eq!(decode(&[1, 0, 0]), Err(PieceError::Short(3)));
     assert_eq!(decode(&[77; 60]), Err(PieceError::Kind(77)));
-    assert_eq!(decode(&[1, 8, 0, 0, 0, 0, 0, 0]), Err(PieceError::Flags(8)));
+    assert_eq!(decode(&[1, 16, 0, 0, 0, 0, 0, 0]), Err(PieceError::Flags(16)));
+    assert_eq!(decode(&[1, 10, 0, 0, 0, 0, 0, 0]), Err(PieceError::Flags(10)));
     assert_eq!(decode(&[1, 6, 0, 0, 0, 0, 0, 0]), Err(PieceError::Flags(6)));
     assert_eq!(decode(&[1, 0, 0, 0, 0, 0, 0, 0, 0]), Err(PieceError::Short(9)));
 }
@@ -109,7 +121,17 @@ type Change = fn(&mut v1::VerbsEnd);
 
 #[test]
 fn each_wrong_claim_of_an_end_is_refused() {
-    let end = End { gid: [9; 16], lid: 0, mtu: 3, piece: 4096, depth: 64, pairs: vec![Pair { number: 1, psn: 2 }; 5] };
+    let end = End {
+        gid: [9; 16],
+        lid: 0,
+        mtu: 3,
+        piece: 4096,
+        depth: 64,
+        pairs: vec![Pair { number: 1, psn: 2 }; 5],
+        reads_answered: 255,
+        reads_asked: 16,
+        offers: true,
+    };
     assert_eq!(End::from_message(Some(&end.to_message())), Ok(end.clone()));
     let changes: &[Change] = &[
         |end| end.gid = vec![1; 15].into(),
@@ -124,6 +146,8 @@ fn each_wrong_claim_of_an_end_is_refused() {
         |end| end.pairs = vec![v1::VerbsPair::default(); 18],
         |end| end.pairs[3].number = 1 << 24,
         |end| end.pairs[4].psn = 1 << 24,
+        |end| end.reads_answered = 256,
+        |end| end.reads_asked = 256,
     ];
     for change in changes {
         let mut message = end.to_message();

@@ -65,6 +65,7 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("Listener-verbs", v::verbs_listener());
     visit.message("VerbsPair", v::verbs_end().pairs[1]);
     visit.message("VerbsEnd", v::verbs_end());
+    visit.message("VerbsEnd-offers", v::verbs_end_offers());
     visit.message("JoinVerbsRequest", v::join_verbs_request());
     visit.message("JoinVerbsReply", v1::JoinVerbsReply { outcome: outcome.clone(), end: Some(v::verbs_end()) });
     visit.message("ListRequest", v::list_request());
@@ -110,6 +111,7 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("JoinRequest", v::join_request());
     visit.message("JoinReply", v1::JoinReply { outcome });
     visit.message("FetchRequest", v::fetch_request());
+    visit.message("FetchRequest-fresh", v::fresh_fetch_request());
     visit.message("FetchReply", v::fetch_reply());
     visit.message("CheckRequest", v::check_request());
     visit.message("CheckResult", v::check_result());
@@ -140,10 +142,13 @@ impl Visit for Names {
     }
 }
 
-const FORMATS: [&str; 17] = [
+const FORMATS: [&str; 20] = [
     "verbs-request",
     "verbs-reply",
     "verbs-cancel",
+    "verbs-pull",
+    "verbs-offer",
+    "verbs-taken",
     "frame-request",
     "frame-reply",
     "frame-join",
@@ -275,7 +280,9 @@ fn pieces_of_verbs_frames_are_as_they_were() {
             pieces.iter().map(|piece| assembly.take(&verbs::decode(piece).unwrap()).unwrap()).collect();
         assert!(brought.last().unwrap().message.is_some(), "{name}");
     }
-    assert!(verbs::End::from_message(Some(&values::verbs_end())).is_ok());
+    for end in [values::verbs_end(), values::verbs_end_offers()] {
+        assert!(verbs::End::from_message(Some(&end)).is_ok());
+    }
 }
 
 #[test]

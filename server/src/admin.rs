@@ -2,10 +2,11 @@
 
 use crate::control::addresses::Announced;
 use crate::health::{Condition, State};
-use crate::listeners::Listener;
+use crate::listeners::{Listener, Memory};
 use crate::node::{SOFTWARE, lock};
 use crate::put::recover;
 use crate::serve::Server;
+use railfs_engine::rail::slab::SlabCounters;
 use railfs_proto::reply::ok_outcome;
 use railfs_proto::v1;
 use std::sync::Arc;
@@ -17,12 +18,13 @@ pub struct Admin {
     started: Instant,
     announced: Announced,
     listeners: Vec<Option<Listener>>,
+    memory: Option<Memory>,
 }
 
 impl Admin {
     /// `listeners` in the order of the configuration; none where an RDMA device could not be had.
-    pub fn new(announced: Announced, listeners: Vec<Option<Listener>>) -> Admin {
-        Admin { started: Instant::now(), announced, listeners }
+    pub fn new(announced: Announced, listeners: Vec<Option<Listener>>, memory: Option<Memory>) -> Admin {
+        Admin { started: Instant::now(), announced, listeners, memory }
     }
 
     /// The server's account of itself.
@@ -50,9 +52,13 @@ impl Admin {
         counters.push(("superseded_versions", counts.superseded));
         counters.push(("namespaces", counts.namespaces));
         counters.push(("rdma_registered_bytes", rails.iter().map(|rail| rail.registered).sum()));
-        counters.push(("rdma_registered_bytes_now", rails.iter().map(|rail| rail.registered_used).sum()));
-        counters.push(("rdma_waits", rails.iter().map(|rail| rail.waited).sum()));
         counters.extend(railfs_engine::rail::rdma_counters());
+        counters.push(("rdma_read_bytes", rails.iter().map(|rail| rail.read).sum()));
+        let slabs = self.memory.iter().map(|memory| memory.slab.counters());
+        let slabs: Vec<_> = slabs.chain(rails.iter().filter_map(|rail| rail.own)).collect();
+        counters.extend(slab_counters(&slabs));
+        degraded.extend(slabs_degraded(&slabs, self.memory.is_some()));
+        counters.push(("slab_refused", rails.iter().filter(|rail| rail.own.is_some()).count() as u64));
         counters.push(("open_files", server.files.len() as u64));
         let pins = server.pins.counts();
         counters.push(("pins", pins.pins));
@@ -82,6 +88,36 @@ impl Admin {
     }
 }
 
+/// What of slabs is not as it should be: the first is the one that rails share, the others are their own.
+fn slabs_degraded(slabs: &[SlabCounters], shared: bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    let own = slabs.len().saturating_sub(shared.into());
+    if own > 0 {
+        lines.push(format!("the devices of {own} RDMA rails refused the slab: each has a small one of its own"));
+    }
+    if slabs.iter().any(|slab| !slab.io_uring) {
+        lines.push("the kernel refuses io_uring: threads read object bytes into the slab".to_owned());
+    }
+    lines
+}
+
+/// Of all slabs: the one that rails share, and their own where a device refused that.
+pub fn slab_counters(slabs: &[SlabCounters]) -> Vec<(&'static str, u64)> {
+    let sum = |of: fn(&SlabCounters) -> u64| slabs.iter().map(of).sum();
+    vec![
+        ("slab_bytes", sum(|slab| slab.bytes)),
+        ("slab_bytes_now", sum(|slab| slab.held)),
+        ("slab_hits", sum(|slab| slab.hits)),
+        ("slab_misses", sum(|slab| slab.misses)),
+        ("slab_joins", sum(|slab| slab.joins)),
+        ("slab_evicted", sum(|slab| slab.evicted)),
+        ("slab_waits", sum(|slab| slab.waited)),
+        ("slab_reads_direct", sum(|slab| slab.direct)),
+        ("slab_reads_buffered", sum(|slab| slab.buffered)),
+        ("slab_io_uring", sum(|slab| slab.io_uring.into())),
+    ]
+}
+
 fn directories(node: &crate::node::Node) -> Vec<v1::DirectoryStatus> {
     let status = |state: State| {
         // Of one that is not in its place there is nothing to be had.
@@ -107,4 +143,17 @@ fn directories(node: &crate::node::Node) -> Vec<v1::DirectoryStatus> {
         }
     };
     node.health.all().map(status).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i11_a_refused_slab_and_a_refused_io_uring_are_degraded() {
+        let (good, threads) = (SlabCounters { io_uring: true, ..Default::default() }, SlabCounters::default());
+        assert!(slabs_degraded(&[good], true).is_empty() && slabs_degraded(&[], false).is_empty());
+        assert!(slabs_degraded(&[good, good], true)[0].contains("1 RDMA rails refused"));
+        assert!(slabs_degraded(&[threads], true)[0].contains("io_uring"));
+    }
 }

@@ -11,13 +11,14 @@ use crate::control::ControlService;
 use crate::control::addresses::{Announced, is_here};
 use crate::control::incoming::Patient;
 use crate::health::Condition;
-use crate::listeners::{Failure, Listener, shares};
+use crate::listeners::{Failure, Listener, Memory, shares};
 use crate::node::{Node, add, lock};
 use crate::put::Puts;
 use crate::put::recover::{self, Found};
 use crate::serve::{Gate, Server, pin, pins, reclaim};
 use crate::store::{self, StoreError};
 use railfs_engine::clock::Clock;
+use railfs_engine::memory::Arena;
 use railfs_engine::memory::plan::{Memlock, check};
 use railfs_proto::v1::control_server::ControlServer;
 use std::io;
@@ -95,6 +96,7 @@ pub struct Daemon {
     server: Option<Arc<Server>>,
     catalog: Option<Arc<LogCatalog>>,
     listeners: Vec<Option<Listener>>,
+    memory: Option<Memory>,
     control: Vec<SocketAddr>,
     shutdown: watch::Sender<bool>,
     control_tasks: Vec<tokio::task::JoinHandle<()>>,
@@ -131,6 +133,7 @@ struct Bound {
     rails: Vec<Option<Listener>>,
     gates: Vec<Arc<Gate>>,
     announced: Announced,
+    memory: Option<Memory>,
 }
 
 fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
@@ -156,10 +159,12 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
         Some(Ok(plan)) => tracing::info!("{plan}"),
         Some(Err(shortage)) => return Err(StartError::Shortage(shortage)),
     }
+    let memory =
+        Memory::start(config).map_err(|detail| StartError::Resources { what: "memory.max_registered", detail })?;
     let (mut rails, mut gates, mut announced) = (Vec::new(), Vec::new(), Vec::new());
     for (id, rail) in (0u32..).zip(&config.rails) {
         let gate = Gate::new(id);
-        let listener = match Listener::start(id, rail, config, clock, Arc::clone(&gate)) {
+        let listener = match Listener::start(id, rail, memory.as_ref(), clock, Arc::clone(&gate)) {
             Ok(listener) => Some(listener),
             Err(Failure::Tcp(error)) => return Err(StartError::Rail(error)),
             Err(Failure::Rdma(why)) if config.require_rdma => return Err(StartError::Rdma(why)),
@@ -181,7 +186,7 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
     for line in announced.absent() {
         tracing::warn!("{line}");
     }
-    Ok(Bound { control, addresses, rails, gates, announced })
+    Ok(Bound { control, addresses, rails, gates, announced, memory })
 }
 
 impl Daemon {
@@ -196,6 +201,7 @@ impl Daemon {
         let started = Self::start_behind(config, clock, locked, &bound);
         if started.is_err() {
             bound.rails.iter().flatten().for_each(Listener::stop);
+            bound.memory.iter().for_each(|memory| memory.slab.stop());
         }
         started
     }
@@ -231,16 +237,29 @@ impl Daemon {
         let node = Arc::new(node);
         add(&node.counters.debris_removed, found.removed);
         add(&node.counters.components_lost, found.lost);
-        let puts = Puts::start(Arc::clone(&node), config.put, shares(config).0)
+        let landing = match &bound.memory {
+            // Rails have registered it.
+            Some(memory) => Ok(memory.landing.clone()),
+            None => Arena::new(shares(config).landing),
+        };
+        let puts = landing
+            .and_then(|landing| Puts::start(Arc::clone(&node), config.put, landing))
             .map_err(|error| StartError::Resources { what: "memory.max_registered", detail: error.to_string() })?;
         let superseded = Arc::new(Notify::new());
         let limits = pins::Limits { lease: config.pin_lease, pins: config.max_pins };
         let predecessor = recovered.previous.is_some();
         let keeper = pin::Keeper::new(limits, node.clock.now(), predecessor, Arc::clone(&superseded));
-        let server = Arc::new(Server { node, puts, files: Arc::default(), pins: Arc::new(keeper) });
+        let server = Arc::new(Server {
+            node,
+            puts,
+            files: Arc::default(),
+            pins: Arc::new(keeper),
+            direct: bound.memory.is_some(),
+            buffered: Default::default(),
+        });
 
         let (shutdown, stopping) = watch::channel(false);
-        let admin = Arc::new(Admin::new(bound.announced.clone(), bound.rails.clone()));
+        let admin = Arc::new(Admin::new(bound.announced.clone(), bound.rails.clone(), bound.memory.clone()));
         let service = ControlService::new(
             Arc::clone(&server),
             bound.announced.clone(),
@@ -281,6 +300,7 @@ impl Daemon {
             server: Some(server),
             catalog: Some(catalog),
             listeners: bound.rails.clone(),
+            memory: bound.memory.clone(),
             control: bound.addresses.clone(),
             shutdown,
             control_tasks,
@@ -355,6 +375,9 @@ impl Daemon {
         }
         for listener in self.listeners.drain(..).flatten() {
             listener.stop();
+        }
+        if let Some(memory) = self.memory.take() {
+            memory.slab.stop();
         }
         let mut stopped = Ok(());
         if let Some(catalog) = self.catalog.take()

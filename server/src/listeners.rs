@@ -6,7 +6,10 @@
 use crate::config::{Config, RailConfig};
 use crate::serve::Gate;
 use railfs_engine::clock::Clock;
+use railfs_engine::memory::Arena;
+use railfs_engine::memory::ledger::Ledger;
 use railfs_engine::memory::plan::Registration;
+use railfs_engine::rail::slab::{Reading, Slab, SlabCounters};
 use railfs_engine::rail::tcp::{ListenerConfig, TcpListener};
 #[cfg(feature = "rdma")]
 use railfs_engine::rail::verbs::{VerbsJoin, VerbsListener, VerbsListenerConfig};
@@ -24,7 +27,7 @@ pub enum Listener {
     Verbs(Arc<VerbsListener>),
 }
 
-/// Connections now, bytes sent, bytes received, and for RDMA: bytes registered, in use, answers that waited for memory.
+/// Connections now, bytes sent, bytes received, and for RDMA: bytes registered, and of a slab of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Joined connections now.
@@ -33,35 +36,84 @@ pub struct Counts {
     pub sent: u64,
     /// Object bytes.
     pub received: u64,
+    /// Of the received ones so many were READ from clients' memory.
+    pub read: u64,
     /// Bytes registered with the device.
     pub registered: u64,
-    /// Of which so many are in use now.
-    pub registered_used: u64,
-    /// Answers that had to wait for registered memory.
-    pub waited: u64,
+    /// Of the rail's own slab, where its device refused the one of all.
+    pub own: Option<SlabCounters>,
 }
 
-/// Bytes for puts, and for each rdma rail: half, and equal parts of the other half.
-pub fn shares(config: &Config) -> (u64, u64) {
-    let verbs = config.rails.iter().filter(|rail| rail.is_rdma()).count() as u64;
-    match verbs {
-        0 => (config.max_registered, 0),
-        verbs => (config.max_registered / 2, config.max_registered / 2 / verbs),
+/// How `memory.max_registered` is divided, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// What pulls land in.
+    pub landing: u64,
+    /// Of the slab, which each RDMA rail registers; 0: there are none.
+    pub slab: u64,
+    /// Of each RDMA rail's messages.
+    pub messages: u64,
+}
+
+/// Each RDMA rail has an equal part: half of it for the slab, a quarter for the landings of puts, a quarter for messages. Without
+/// one all is for puts.
+pub fn shares(config: &Config) -> Shares {
+    match config.rails.iter().filter(|rail| rail.is_rdma()).count() as u64 {
+        0 => Shares { landing: config.max_registered, slab: 0, messages: 0 },
+        rails => {
+            let part = config.max_registered / rails;
+            // Both are whole MiB when they are mapped.
+            let whole = |bytes: u64| bytes >> 20 << 20;
+            let (slab, landing) = (whole(part / 2), whole(part / 4));
+            Shares { landing, slab, messages: part - slab - landing }
+        }
     }
 }
 
 /// What the rdma rails register; `None`: there are none.
 pub fn plan(config: &Config) -> Option<Vec<Registration>> {
-    let (_, share) = shares(config);
+    let shares = shares(config);
     let name = |rail: &RailConfig| rail.device.clone().unwrap_or_else(|| rail.listen.ip().to_string());
     let rails = config.rails.iter().filter(|rail| rail.is_rdma());
-    let plan: Vec<Registration> = rails
-        .map(|rail| Registration {
-            device: name(rail),
-            parts: vec![("object bytes", share / 2), ("messages", share - share / 2)],
-        })
-        .collect();
+    let parts = || vec![("slab", shares.slab), ("puts", shares.landing), ("messages", shares.messages)];
+    let plan: Vec<Registration> = rails.map(|rail| Registration { device: name(rail), parts: parts() }).collect();
     (!plan.is_empty()).then_some(plan)
+}
+
+/// What RDMA rails share.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// Object bytes are read into it and sent from it.
+    pub slab: Arc<Slab>,
+    /// What pulls land in.
+    pub landing: Arena,
+    /// What is registered is taken from it.
+    pub ledger: Ledger,
+    /// How long a device may owe a completion.
+    pub cq_timeout: std::time::Duration,
+}
+
+impl Memory {
+    /// Maps the slab and starts its threads, where there are RDMA rails. Nothing is registered yet.
+    ///
+    /// # Errors
+    /// There is no memory, or no thread.
+    pub fn start(config: &Config) -> Result<Option<Memory>, String> {
+        let shares = shares(config);
+        if shares.slab == 0 {
+            return Ok(None);
+        }
+        let slab = Slab::start("slab", shares.slab, Reading::Auto).map_err(|error| error.to_string())?;
+        let landing = Arena::new(shares.landing).map_err(|error| error.to_string())?;
+        let by = if slab.counters().io_uring { "io_uring" } else { "threads" };
+        tracing::info!(bytes = slab.counters().bytes, by, "object bytes are read into the slab");
+        Ok(Some(Memory {
+            slab,
+            landing,
+            ledger: Ledger::new(config.max_registered, "memory.max_registered"),
+            cq_timeout: config.cq_timeout,
+        }))
+    }
 }
 
 /// Why a rail cannot be had.
@@ -77,12 +129,13 @@ impl Listener {
     pub fn start(
         id: u32,
         rail: &RailConfig,
-        config: &Config,
+        memory: Option<&Memory>,
         clock: Clock,
         gate: Arc<Gate>,
     ) -> Result<Listener, Failure> {
         if rail.is_rdma() {
-            return verbs(id, rail, config, clock, gate).map_err(Failure::Rdma);
+            let memory = memory.ok_or_else(|| Failure::Rdma("there is no memory for it".to_owned()))?;
+            return verbs(id, rail, memory, clock, gate).map_err(Failure::Rdma);
         }
         let listener = ListenerConfig::new(format!("rail{id}"), vec![rail.listen]);
         TcpListener::start(listener, clock, gate).map(|tcp| Listener::Tcp(Arc::new(tcp))).map_err(Failure::Tcp)
@@ -125,9 +178,9 @@ impl Listener {
                     connections: counters.connections,
                     sent: counters.bulk_sent,
                     received: counters.bulk_received,
+                    read: counters.read,
                     registered: counters.registered,
-                    registered_used: counters.registered_used,
-                    waited: counters.waited,
+                    own: counters.own,
                 }
             }
         }
@@ -168,22 +221,21 @@ pub struct VerbsJoinRequest {
 }
 
 #[cfg(feature = "rdma")]
-fn verbs(id: u32, rail: &RailConfig, config: &Config, clock: Clock, gate: Arc<Gate>) -> Result<Listener, String> {
-    let (_, share) = shares(config);
-    let completion = config.cq_timeout;
+fn verbs(id: u32, rail: &RailConfig, memory: &Memory, clock: Clock, gate: Arc<Gate>) -> Result<Listener, String> {
+    let completion = memory.cq_timeout;
     let config = VerbsListenerConfig {
         name: format!("rail{id}"),
         device: rail.device.clone(),
         address: rail.listen.ip(),
-        memory: share / 2,
-        messages: share - share / 2,
-        readers: 2,
+        slab: Arc::clone(&memory.slab),
+        landing: Some(memory.landing.clone()),
+        ledger: memory.ledger.clone(),
         limits: railfs_engine::rail::tcp::Limits { completion, ..Default::default() },
     };
     VerbsListener::start(config, clock, gate).map(|verbs| Listener::Verbs(Arc::new(verbs)))
 }
 
 #[cfg(not(feature = "rdma"))]
-fn verbs(_: u32, _: &RailConfig, _: &Config, _: Clock, _: Arc<Gate>) -> Result<Listener, String> {
+fn verbs(_: u32, _: &RailConfig, _: &Memory, _: Clock, _: Arc<Gate>) -> Result<Listener, String> {
     Err("this railfsd was built without RDMA (the Cargo feature `rdma`)".to_owned())
 }

@@ -119,12 +119,12 @@ impl Events for PullEvents {
 }
 
 impl Puts {
-    /// Starts the threads that verify and write. `memory` is what pulls may land in, bytes.
+    /// Starts the threads that verify and write. `arena` is what pulls land in.
     ///
     /// # Errors
-    /// Memory cannot be mapped, or a thread not started.
-    pub fn start(node: Arc<Node>, settings: PutConfig, memory: u64) -> Result<Arc<Puts>, MemoryError> {
-        let arena = Arena::new(memory)?;
+    /// A thread cannot be started.
+    pub fn start(node: Arc<Node>, settings: PutConfig, arena: Arena) -> Result<Arc<Puts>, MemoryError> {
+        let bytes = arena.stats().total;
         let (sender, receiver) = crossbeam_channel::unbounded();
         let puts = Arc::new(Puts {
             node,
@@ -149,7 +149,7 @@ impl Puts {
                     puts.pull_event(event);
                 }
             });
-            let thread = thread.map_err(|source| MemoryError::Map { bytes: memory, source })?;
+            let thread = thread.map_err(|source| MemoryError::Map { bytes, source })?;
             lock(&puts.workers).push(thread);
         }
         Ok(puts)

@@ -23,6 +23,7 @@ use railfs_proto::reply::{Refusal, ok_outcome};
 use railfs_proto::v1::{self, Code, JoinRequest, Outcome, RailReply, rail_reply, rail_request};
 use railfs_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -37,6 +38,10 @@ pub struct Server {
     pub files: Arc<Files>,
     /// Superseded versions that clients still need.
     pub pins: Arc<pin::Keeper>,
+    /// Components are opened for direct reads, too: RDMA rails read into a slab of their own.
+    pub direct: bool,
+    /// It was said that a directory has no direct reads.
+    pub buffered: AtomicBool,
 }
 
 /// The door of one listener: closed until the server is there, so that a port is bound before any disk is touched.

@@ -195,6 +195,7 @@ fn i1_fetches_outside_the_component_are_refused() {
         length: 4096,
         directory: descriptor.components[0][0].directory.to_bytes(),
         proof: None,
+        fresh: false,
     };
     let code = |request: v1::FetchRequest| Code::try_from(client.fetch(0, request).outcome.code).unwrap();
     assert_eq!(code(good.clone()), Code::Ok);
@@ -241,6 +242,7 @@ fn i1_a_short_missing_or_damaged_component_is_damage_and_named() {
                 length: 65536,
                 directory: descriptor.components[1][0].directory.to_bytes(),
                 proof: None,
+                fresh: false,
             },
         )
     };

@@ -160,6 +160,7 @@ fn i3_a_check_says_current_until_the_name_is_published_again() {
         length: 1,
         directory: old.components[0][0].directory.to_bytes(),
         proof: Some(proof.to_slot()),
+        fresh: false,
     };
     let fetched = client.fetch(0, request);
     assert_eq!(fetched.bytes, b"1");
@@ -199,6 +200,7 @@ fn i8_superseded_versions_stay_for_their_time_and_go_then() {
         length: 1,
         directory: gone.components[0][0].directory.to_bytes(),
         proof: None,
+        fresh: false,
     };
     assert_eq!(client.fetch(0, request).outcome.code, v1::Code::Stale as i32);
     // Also while serving, and the record of it survives.
@@ -246,6 +248,7 @@ fn i8_a_pinned_version_stays_over_a_restart_until_its_pin_is_taken_back() {
         length: 50_000,
         directory: descriptor.components[0][0].directory.to_bytes(),
         proof: Some(v1::SlotProof { incarnation: proof.incarnation + 1, ..proof.to_slot() }),
+        fresh: false,
     };
     // Renewed by these very requests, for longer than the lease and the wait after a start.
     let mut sequence = 4;

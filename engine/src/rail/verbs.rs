@@ -10,6 +10,9 @@
 //! * Whoever gives up says so (`Cancel`); the server then writes nothing more for that request and says so (`Dropped`). Only
 //!   where that answer does not come is the window taken away from under the server, which costs the connection if it writes
 //!   after all; the rail comes back with new queue pairs.
+//! * What a server pulls (puts) it READs: the client opens the bytes for one request, by a window that gives reading only, and
+//!   keeps them until the server's `Taken`, which takes the key away, has come. Towards a side that does not know this they go
+//!   in messages.
 //! * Every message takes a receive at the other side: credits are counted, so that it always has one. Every queue is as deep
 //!   as what may be posted to it.
 //! * One completion queue and one thread per connection; submitters post themselves and never wait for the network.
@@ -26,11 +29,12 @@ mod incoming;
 mod lane;
 mod link;
 mod listener;
+mod offers;
 mod prepare;
-mod reader;
 #[cfg(test)]
 mod refused_tests;
 mod retire;
+mod source;
 mod watch;
 
 pub use candidates::candidates;
@@ -39,9 +43,13 @@ pub use client::{Opened, VerbsRail};
 pub use listener::{VerbsListener, VerbsListenerCounters};
 
 pub use super::Opening;
+use super::slab::Slab;
 use super::tcp::Limits;
+use crate::memory::Arena;
+use crate::memory::ledger::Ledger;
 use railfs_proto::v1::{JoinRequest, VerbsEnd};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Queue pairs for bulk of a client's rail.
@@ -50,8 +58,12 @@ pub const BULK_PAIRS: u8 = 2;
 pub(crate) const PIECE: u32 = 4096;
 /// Receives on each queue pair, and messages under way on it.
 pub(crate) const DEPTH: u16 = 64;
+/// READs under way on each queue pair, at most.
+pub(crate) const READS: u8 = 16;
 /// Registered bytes of the messages of a client's rail.
 pub const MESSAGES: u64 = (BULK_PAIRS as u64 + 1) * 2 * DEPTH as u64 * PIECE as u64;
+/// How long bytes that were offered wait for the server's word that it has taken them; then the connection ends.
+const OFFERED: Duration = Duration::from_secs(30);
 /// How long a landing that was given up waits for the server's word before its window is taken away.
 const GRACE: Duration = Duration::from_millis(250);
 
@@ -93,12 +105,13 @@ pub struct VerbsListenerConfig {
     pub device: Option<String>,
     /// The device's address.
     pub address: IpAddr,
-    /// Bytes of registered memory that object bytes are read into and WRITTEN from.
-    pub memory: u64,
-    /// Bytes of registered memory for messages: each connection takes a part, one that finds none left is refused.
-    pub messages: u64,
-    /// Threads that read.
-    pub readers: usize,
+    /// Object bytes are read into it and WRITTEN from it: all listeners share it.
+    pub slab: Arc<Slab>,
+    /// Where bulk lands that clients offer: registered as well. None, or one that the device refuses: bulk is carried in messages.
+    pub landing: Option<Arena>,
+    /// What the listener registers is taken from it: the slab at start, and a part for the messages of each connection; one that
+    /// finds none left is refused.
+    pub ledger: Ledger,
     /// See [`Limits`].
     pub limits: Limits,
 }

@@ -17,12 +17,14 @@ pub enum Access {
     Local,
     /// Memory that windows are bound over: by itself nothing from outside.
     Landing,
-    /// Memory that the other side writes to without a window: only where the device has none (said loudly).
+    /// Memory that the other side writes to and reads without a window: only where the device has none (said loudly).
     OpenLanding,
-    /// Through this queue pair the other side may write, where a window or key allows it.
+    /// Through this queue pair the other side may write and read, where a window or key allows it.
     Written,
-    /// What a window gives: writing.
+    /// What a window over a landing gives: writing.
     Window,
+    /// What a window over bytes to be read gives: reading.
+    SourceWindow,
 }
 
 impl Access {
@@ -31,9 +33,12 @@ impl Access {
             Access::Local => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE,
             Access::Landing => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_MW_BIND,
             Access::OpenLanding | Access::Written => {
-                ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
+                ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
+                    | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
+                    | ibv_access_flags::IBV_ACCESS_REMOTE_READ
             }
             Access::Window => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
+            Access::SourceWindow => ibv_access_flags::IBV_ACCESS_REMOTE_READ,
         };
         flags.0
     }

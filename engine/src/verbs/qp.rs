@@ -32,6 +32,8 @@ pub enum WrKind {
     Bind,
     /// An invalidation of a window.
     Invalidate,
+    /// A READ of the other side's memory.
+    Read,
     /// Nothing but a mark in the queue.
     Marker,
     /// Not one of ours.
@@ -60,6 +62,7 @@ impl WrId {
             WrKind::Bind => 4,
             WrKind::Invalidate => 5,
             WrKind::Marker => 6,
+            WrKind::Read => 7,
             WrKind::Unknown => 0,
         };
         kind << 56 | u64::from(self.pair) << 48 | u64::from(self.slot) << 32 | u64::from(self.generation)
@@ -73,6 +76,7 @@ impl WrId {
             4 => WrKind::Bind,
             5 => WrKind::Invalidate,
             6 => WrKind::Marker,
+            7 => WrKind::Read,
             _ => WrKind::Unknown,
         };
         WrId {
@@ -208,6 +212,26 @@ pub enum Work<'a> {
         /// Its key.
         key: u32,
     },
+    /// Bytes of the other side's memory. Signalled: its completion is the fence of the place that they land in.
+    Read {
+        /// Named in the completion.
+        id: WrId,
+        /// Where they land.
+        into: Slice,
+        /// From where, in the other side's words.
+        address: u64,
+        /// Its key.
+        key: u32,
+    },
+    /// As [`Work::Bind`], over bytes that the other side may read, and not write.
+    Offer {
+        /// Named in the completion if it fails.
+        id: WrId,
+        /// Which window; it must not be bound now.
+        window: &'a mut Window,
+        /// Over what.
+        source: Slice,
+    },
     /// A window over memory; its key is [`Window::key`] afterwards. Not signalled.
     Bind {
         /// Named in the completion if it fails.
@@ -340,7 +364,12 @@ impl Qp<Init> {
 
 impl Qp<Rtr> {
     /// To Rts: it sends, its packets beginning at `psn`.
-    pub fn rts(mut self, psn: u32) -> Result<Qp<Rts>, VerbsError> {
+    pub fn rts(self, psn: u32) -> Result<Qp<Rts>, VerbsError> {
+        self.rts_reading(psn, 1)
+    }
+
+    /// The same, with at most `reads` READs of its own under way at a time: no more than the other side answers.
+    pub fn rts_reading(mut self, psn: u32, reads: u8) -> Result<Qp<Rts>, VerbsError> {
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = ibv_qp_state::IBV_QPS_RTS;
         attributes.sq_psn = psn & 0xff_ffff;
@@ -349,7 +378,7 @@ impl Qp<Rtr> {
         attributes.timeout = 14;
         attributes.retry_cnt = 6;
         attributes.rnr_retry = 6;
-        attributes.max_rd_atomic = 1;
+        attributes.max_rd_atomic = reads;
         let mask = ibv_qp_attr_mask::IBV_QP_STATE
             | ibv_qp_attr_mask::IBV_QP_SQ_PSN
             | ibv_qp_attr_mask::IBV_QP_TIMEOUT
@@ -472,7 +501,9 @@ impl Inner {
         }
         let foreign = work.iter().any(|work| match work {
             Work::Send { from, .. } | Work::Write { from, .. } => !self.keeps(from),
+            Work::Read { into, .. } => !self.keeps(into),
             Work::Bind { landing, .. } => !self.keeps(landing),
+            Work::Offer { source, .. } => !self.keeps(source),
             Work::Invalidate { .. } => false,
         });
         if foreign {
@@ -484,6 +515,7 @@ impl Inner {
                 Work::Send { from, .. } | Work::Write { from, .. } => {
                     ibv_sge { addr: from.address, length: from.length, lkey: from.key }
                 }
+                Work::Read { into, .. } => ibv_sge { addr: into.address, length: into.length, lkey: into.key },
                 _ => zeroed(),
             })
             .collect();
@@ -509,7 +541,7 @@ impl Inner {
         }
         self.taken += asked;
         for work in work {
-            if let Work::Bind { window, .. } = work {
+            if let Work::Bind { window, .. } | Work::Offer { window, .. } = work {
                 let key = window.upcoming_key();
                 window.bound(key);
             }
@@ -571,20 +603,16 @@ fn request(work: &mut Work<'_>, part: &mut ibv_sge) -> ibv_send_wr {
             raw.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
             raw.wr.rdma = rdma_sys::rdma_t { remote_addr: *address, rkey: *key };
         }
-        Work::Bind { id, window, landing } => {
+        Work::Read { id, address, key, .. } => {
             raw.wr_id = id.raw();
-            raw.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
-            raw.bind_mw_tso_union.bind_mw = rdma_sys::bind_mw_t {
-                mw: window.raw(),
-                rkey: window.upcoming_key(),
-                bind_info: rdma_sys::ibv_mw_bind_info {
-                    mr: std::ptr::with_exposed_provenance_mut(landing.mr),
-                    addr: landing.address,
-                    length: u64::from(landing.length),
-                    mw_access_flags: Access::Window.bits(),
-                },
-            };
+            raw.send_flags = signalled;
+            raw.sg_list = part;
+            raw.num_sge = 1;
+            raw.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+            raw.wr.rdma = rdma_sys::rdma_t { remote_addr: *address, rkey: *key };
         }
+        Work::Bind { id, window, landing } => bind(&mut raw, *id, window, landing, Access::Window),
+        Work::Offer { id, window, source } => bind(&mut raw, *id, window, source, Access::SourceWindow),
         Work::Invalidate { id, key } => {
             raw.wr_id = id.raw();
             raw.send_flags = signalled;
@@ -593,6 +621,21 @@ fn request(work: &mut Work<'_>, part: &mut ibv_sge) -> ibv_send_wr {
         }
     }
     raw
+}
+
+fn bind(raw: &mut ibv_send_wr, id: WrId, window: &Window, over: &Slice, access: Access) {
+    raw.wr_id = id.raw();
+    raw.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
+    raw.bind_mw_tso_union.bind_mw = rdma_sys::bind_mw_t {
+        mw: window.raw(),
+        rkey: window.upcoming_key(),
+        bind_info: rdma_sys::ibv_mw_bind_info {
+            mr: std::ptr::with_exposed_provenance_mut(over.mr),
+            addr: over.address,
+            length: u64::from(over.length),
+            mw_access_flags: access.bits(),
+        },
+    };
 }
 
 #[cfg(test)]
@@ -606,7 +649,7 @@ mod tests {
             let raw = u64::from(kind) << 56 | u64::from(pair) << 48 | u64::from(slot) << 32 | u64::from(generation);
             let id = WrId::from_raw(raw);
             prop_assert_eq!((id.pair, id.slot, id.generation), (pair, slot, generation));
-            prop_assert_eq!(id.kind == WrKind::Unknown, !(1..=6).contains(&kind));
+            prop_assert_eq!(id.kind == WrKind::Unknown, !(1..=7).contains(&kind));
             if id.kind != WrKind::Unknown {
                 prop_assert_eq!(id.raw(), raw);
             }

@@ -229,11 +229,15 @@ impl Handler for Server {
         match message[0] {
             0 => replier.reply(Bulk::None, finish),
             1 => replier.reply(Bulk::Bytes(pattern(message[5], length).into()), finish),
-            2 => replier.reply(Bulk::File { file: self.file.clone(), offset: 0, length, check: None }, finish),
-            5 => replier.reply(Bulk::File { file: self.file.clone(), offset: 1 << 19, length, check: None }, finish),
+            2 => replier
+                .reply(Bulk::File { file: self.file.clone(), offset: 0, length, check: None, kept: None }, finish),
+            5 => replier.reply(
+                Bulk::File { file: self.file.clone(), offset: 1 << 19, length, check: None, kept: None },
+                finish,
+            ),
             6 => {
                 let file = Arc::new(File::open("/").unwrap());
-                replier.reply(Bulk::File { file, offset: 0, length, check: None }, finish);
+                replier.reply(Bulk::File { file, offset: 0, length, check: None, kept: None }, finish);
             }
             3 => self.held.lock().unwrap().push((message, replier)),
             _ => drop(replier),
@@ -357,7 +361,9 @@ impl dyn World + '_ {
     pub fn quiet(&self) {
         self.until("nothing in flight", &mut || {
             let counters = self.client().counters();
-            counters.in_flight == 0 && counters.held_bytes == 0
+            // What was offered is given back a moment after the request is answered.
+            let stats = self.arena().stats();
+            counters.in_flight == 0 && counters.held_bytes == 0 && stats.free + stats.quarantined == stats.total
         });
         let counters = self.client().counters();
         {

@@ -5,6 +5,8 @@ use super::tcp::{Door, OneTicket, SESSION};
 use super::{Bell, Log, Server, Setup, World};
 use railfs_engine::clock::{Clock, Time};
 use railfs_engine::memory::Arena;
+use railfs_engine::memory::ledger::Ledger;
+use railfs_engine::rail::slab::{Reading, Slab};
 use railfs_engine::rail::tcp::Tickets;
 use railfs_engine::rail::verbs::{
     Join, Opening, VerbsJoin, VerbsListener, VerbsListenerConfig, VerbsRail, VerbsRailConfig, choose_gid,
@@ -148,8 +150,17 @@ impl Pairs {
             let peer = Peer { number: other.number, psn: other.psn, gid: theirs.gid, lid: theirs.lid, mtu };
             pairs.push(pair.rtr(&peer, 1).unwrap().rts(1000 + index as u32).unwrap());
         }
-        let end =
-            End { gid: gid.raw, lid: port.lid, mtu: port.mtu, piece: PIECE as u32, depth: DEPTH.into(), pairs: said };
+        let end = End {
+            gid: gid.raw,
+            lid: port.lid,
+            mtu: port.mtu,
+            piece: PIECE as u32,
+            depth: DEPTH.into(),
+            pairs: said,
+            reads_answered: 1,
+            reads_asked: 1,
+            offers: false,
+        };
         let each = |n: u32| vec![n; count];
         let pairs = Pairs {
             pairs,
@@ -402,6 +413,8 @@ pub fn world_named(mut setup: Setup, opening: Opening, names: Names) -> VerbsWor
         bell: bell.clone(),
     });
     let partial = Arc::<AtomicU64>::default();
+    // Registering takes its time on emulated machines: no more than the tests have in flight.
+    let arena = Arena::new(32 << 20).unwrap();
     let (hand, listener, join): (_, _, Arc<dyn Join>) = if setup.by_hand {
         let hand = Hand::start(bell.clone(), devices.server.clone(), partial.clone());
         (Some(hand.clone()), None, Arc::new(HandJoin(hand)))
@@ -410,16 +423,14 @@ pub fn world_named(mut setup: Setup, opening: Opening, names: Names) -> VerbsWor
             name: names.server.into(),
             device: Some(devices.server.0.clone()),
             address: devices.server.1,
-            memory: 8 << 20,
-            messages: 8 << 20,
-            readers: 2,
+            slab: Slab::start("test", 8 << 20, Reading::Auto).unwrap(),
+            ledger: Ledger::new(256 << 20, "the test's"),
+            landing: Some(arena.clone()),
             limits: setup.server_limits.unwrap_or(setup.limits.clone()),
         };
         let listener = Arc::new(VerbsListener::start(config, clock, door.clone()).unwrap());
         (None, Some(listener.clone()), Arc::new(Direct(listener)))
     };
-    // Registering takes its time on emulated machines: no more than the tests have in flight.
-    let arena = Arena::new(24 << 20).unwrap();
     let config = VerbsRailConfig {
         name: names.client.into(),
         device: devices.client.0,

@@ -110,7 +110,12 @@ pub fn verbs_end() -> v1::VerbsEnd {
         piece_bytes: 4096,
         depth: 64,
         pairs: (1..6).map(|n| v1::VerbsPair { number: n * 17, psn: 0xff_ffff - n }).collect(),
+        ..v1::VerbsEnd::default()
     }
+}
+/// Of a side that says how many READs it has under way, and that it knows offers.
+pub fn verbs_end_offers() -> v1::VerbsEnd {
+    v1::VerbsEnd { reads_answered: 128, reads_asked: 16, offers: true, ..verbs_end() }
 }
 
 pub fn join_verbs_request() -> v1::JoinVerbsRequest {
@@ -124,8 +129,8 @@ pub fn join_verbs_request() -> v1::JoinVerbsRequest {
     }
 }
 
-/// A request with a landing, and a reply whose bulk is carried in its pieces.
-pub fn verbs_frames() -> [(&'static str, Vec<Vec<u8>>); 3] {
+/// A request with a landing, a reply whose bulk is carried in its pieces, and a pull whose bulk is offered and taken.
+pub fn verbs_frames() -> [(&'static str, Vec<Vec<u8>>); 6] {
     use prost::Message;
     use railfs_proto::verbs::{FrameKind, Header, encode};
     let request = rail_requests().swap_remove(0).1.encode_to_vec();
@@ -151,11 +156,20 @@ pub fn verbs_frames() -> [(&'static str, Vec<Vec<u8>>); 3] {
         key: 0xdead_beef,
         ..plain(FrameKind::Request)
     };
+    let pull = rail_requests().swap_remove(3).1.encode_to_vec();
+    let (address, key) = (0x7f00_0040_0000, 0x0001_2346);
+    let offer = Header { message: length(&reply), bulk: 700, address, key, ..plain(FrameKind::Offer) };
     let carried = Header { message: length(&reply), bulk: 700, carried: 700, ..plain(FrameKind::Reply) };
     [
         ("verbs-request", of(landing, &request, &[])),
         ("verbs-reply", of(carried, &reply, &bulk)),
         ("verbs-cancel", of(plain(FrameKind::Cancel), &[], &[])),
+        (
+            "verbs-pull",
+            of(Header { message: length(&pull), bulk: 700, reads: true, ..plain(FrameKind::Request) }, &pull, &[]),
+        ),
+        ("verbs-offer", of(offer, &reply, &[])),
+        ("verbs-taken", of(plain(FrameKind::Taken), &[], &[])),
     ]
 }
 
@@ -350,7 +364,12 @@ pub fn fetch_request() -> v1::FetchRequest {
         length: 131_073,
         directory: DIRECTORIES[1].to_bytes(),
         proof: Some(proof().to_slot()),
+        ..v1::FetchRequest::default()
     }
+}
+/// After a page that was bad.
+pub fn fresh_fetch_request() -> v1::FetchRequest {
+    v1::FetchRequest { fresh: true, ..fetch_request() }
 }
 
 pub fn fetch_reply() -> v1::FetchReply {

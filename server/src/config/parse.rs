@@ -284,7 +284,7 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
     let least = MIN_MAX_REGISTERED + verbs * MIN_RDMA_REGISTERED;
     if verbs > 0 && max_registered / 2 < least {
         let problem = format!(
-            "{} is too little: half of it is for puts (at least {}), and each of {verbs} rdma rails needs {} of the rest: {} in all",
+            "{} is too little: with puts (at least {}) and {verbs} rdma rails (at least {} each, twice) it must be {}",
             format_size(max_registered),
             format_size(MIN_MAX_REGISTERED),
             format_size(MIN_RDMA_REGISTERED),

@@ -242,8 +242,9 @@ fn the_page_of_metrics_lists_every_counter_of_a_server_and_no_other() {
     let mut known: Vec<&str> = counters.iter().map(|(name, _)| *name).collect();
     known.extend(["superseded_versions", "namespaces", "open_files", "watchers"]);
     known.extend(["pins", "pin_leases", "pins_refused", "pins_lapsed"]);
-    known.extend(["rdma_registered_bytes", "rdma_registered_bytes_now", "rdma_waits"]);
     known.extend(railfs_engine::rail::rdma_counters().map(|(name, _)| name));
+    known.extend(["rdma_registered_bytes", "rdma_read_bytes", "slab_refused"]);
+    known.extend(crate::admin::slab_counters(&[]).iter().map(|(name, _)| *name));
     named.sort_unstable();
     known.sort_unstable();
     assert_eq!(named, known);

@@ -9,6 +9,7 @@ use super::lookup::proof_of;
 use super::{Answer, Due, Server};
 use crate::health::Condition;
 use crate::node::{add, count};
+use railfs_engine::rail::slab::Kept;
 use railfs_engine::rail::{Bulk, Check, Sent};
 use railfs_proto::checksum::page_checksums;
 use railfs_proto::descriptor::{Id, Proof};
@@ -16,6 +17,7 @@ use railfs_proto::limits::MAX_EXTENT;
 use railfs_proto::reply::{Refusal, ok_outcome};
 use railfs_proto::v1::{self, Code, RailReply, rail_reply};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A fetch whose numbers make sense by themselves.
 #[derive(Clone, Debug)]
@@ -24,6 +26,7 @@ struct Fetch {
     offset: u64,
     length: u32,
     proof: Option<Proof>,
+    fresh: bool,
 }
 
 fn invalid(message: impl Into<String>) -> Refusal {
@@ -39,7 +42,7 @@ impl Fetch {
         }
         let key = Key { version: request.version, component: request.component, directory };
         let proof = request.proof.as_ref().map(proof_of);
-        Ok(Fetch { key, offset: request.offset, length: request.length, proof })
+        Ok(Fetch { key, offset: request.offset, length: request.length, proof, fresh: request.fresh })
     }
 
     /// First page and number of pages, if the bytes lie in this component as they must.
@@ -144,12 +147,21 @@ impl Server {
             return Err(invalid(message));
         }
         let server = Arc::clone(self);
-        let opened =
-            tokio::task::spawn_blocking(move || Component::open(&server.node.store, key, &standing.descriptor)).await;
+        let opened = tokio::task::spawn_blocking(move || {
+            Component::open(&server.node.store, key, &standing.descriptor, server.direct)
+        })
+        .await;
         match opened.map_err(|error| unavailable(&error))? {
             Err(error) => Err(self.damaged(key, &error).await),
             Ok(component) => {
                 let component = Arc::new(component);
+                if self.direct && component.direct().is_none() && !self.buffered.swap(true, Ordering::Relaxed) {
+                    let path = self.node.health.of(key.directory).map(|state| state.path).unwrap_or_default();
+                    tracing::warn!(
+                        directory = path,
+                        "its file system has no direct reads (O_DIRECT): object bytes of RDMA rails are read through the kernel's cache"
+                    );
+                }
                 self.files.put(&component);
                 // Reclaimed meanwhile: whoever did that may have looked before it was kept.
                 if matches!(catalog.standing(key.version).await, Ok(None)) {
@@ -200,18 +212,25 @@ impl Server {
 
     fn send_fetch(self: &Arc<Self>, fetch: &Fetch, component: &Arc<Component>, sums: Vec<u64>, answer: Answer) {
         let offset = component.file_offset(fetch.offset);
-        // Only advice: the kernel may begin to read while the frame's header goes out.
-        let _ = rustix::fs::fadvise(
-            component.file(),
-            offset,
-            std::num::NonZeroU64::new(u64::from(fetch.length)),
-            rustix::fs::Advice::WillNeed,
-        );
+        if component.direct().is_none() {
+            // Only advice: the kernel may begin to read while the frame's header goes out.
+            let _ = rustix::fs::fadvise(
+                component.file(),
+                offset,
+                std::num::NonZeroU64::new(u64::from(fetch.length)),
+                rustix::fs::Advice::WillNeed,
+            );
+        }
         let bulk = Bulk::File {
             file: Arc::clone(component.file()),
             offset,
             length: fetch.length,
             check: Some(check_of(fetch, component, sums.clone())),
+            kept: Some(Kept {
+                identity: fetch.key.identity(),
+                direct: component.direct().cloned(),
+                fresh: fetch.fresh,
+            }),
         };
         let (server, fetch) = (Arc::clone(self), fetch.clone());
         answer.bulk(bulk, move |sent| server.fetched(&fetch, sums, &sent));

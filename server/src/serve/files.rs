@@ -7,6 +7,7 @@
 use crate::node::lock;
 use crate::store::Store;
 use lru::LruCache;
+use railfs_engine::rail::slab::{Identity, open_direct};
 use railfs_proto::component::{BLOCK, BlockId, ComponentError, DATA_OFFSET, FileName, Geometry, Header, TableBlock};
 use railfs_proto::descriptor::{Descriptor, Id};
 use railfs_proto::layout::Striping;
@@ -60,11 +61,23 @@ pub struct Key {
     pub directory: Id,
 }
 
+impl Key {
+    /// Names the bytes of this component: versions are never used again, so neither is this.
+    pub fn identity(&self) -> Identity {
+        let mut name = [0; 32];
+        name[..8].copy_from_slice(&self.version.to_le_bytes());
+        name[8..12].copy_from_slice(&self.component.to_le_bytes());
+        name[16..].copy_from_slice(&self.directory.0);
+        Identity(name)
+    }
+}
+
 /// An open component.
 #[derive(Debug)]
 pub struct Component {
     key: Key,
     file: Arc<File>,
+    direct: Option<Arc<File>>,
     geometry: Geometry,
     striping: Striping,
     blocks: Mutex<LruCache<u64, Arc<TableBlock>>>,
@@ -75,10 +88,11 @@ impl Component {
     ///
     /// # Errors
     /// See [`ReadError`].
-    pub fn open(store: &Store, key: Key, descriptor: &Descriptor) -> Result<Component, ReadError> {
+    pub fn open(store: &Store, key: Key, descriptor: &Descriptor, direct: bool) -> Result<Component, ReadError> {
         let directory = store.directory(key.directory).ok_or(ReadError::Missing)?;
         let name = FileName { version: key.version, component: key.component };
-        let file = File::open(directory.components().join(name.to_string()))?;
+        let path = directory.components().join(name.to_string());
+        let file = File::open(&path)?;
         let mut block = [0u8; BLOCK];
         file.read_exact_at(&mut block, 0)?;
         let header = Header::decode(&block)?;
@@ -88,13 +102,19 @@ impl Component {
         if found != geometry.file_size() {
             return Err(ReadError::Size { found, wanted: geometry.file_size() });
         }
+        // Where it cannot be had the bytes are read through the kernel's cache.
+        let direct = if direct { open_direct(&path).ok().map(Arc::new) } else { None };
         let blocks = Mutex::new(LruCache::new(TABLE_BLOCKS));
-        Ok(Component { key, file: Arc::new(file), geometry, striping: header.striping, blocks })
+        Ok(Component { key, file: Arc::new(file), direct, geometry, striping: header.striping, blocks })
     }
 
     /// The file.
     pub fn file(&self) -> &Arc<File> {
         &self.file
+    }
+    /// The same file for direct reads, where the file system has them and they were asked for.
+    pub fn direct(&self) -> Option<&Arc<File>> {
+        self.direct.as_ref()
     }
     /// Where things lie in it.
     pub fn geometry(&self) -> &Geometry {

@@ -424,6 +424,7 @@ impl TestClient {
                 length,
                 directory: descriptor.components[place.component as usize][0].directory.to_bytes(),
                 proof: Some(proof.to_slot()),
+                fresh: false,
             };
             let fetched = self.fetch(rail, request.clone());
             assert_eq!(fetched.outcome.code, v1::Code::Ok as i32, "{:?}", fetched.outcome);

@@ -123,6 +123,39 @@ i10_a_rail_that_goes_down_costs_no_read_and_comes_back() {
   quiet 2
 }
 
+# A counter of the server, by name.
+counter() { railfs status $url/ --json | jq ".server.counters.$1"; }
+
+# What is put is READ from the client's memory, all of it; what is fetched twice is read from the disk once.
+i1_i4_a_put_is_read_from_the_clients_memory() {
+  all_gone
+  rails $store 0
+  serve $store
+  within 120 railfs put --quiet $work/large $url/again
+  say "pulled $(counter pull_bytes), of which by READ $(counter rdma_read_bytes)"
+  (($(counter rdma_read_bytes) >= $(stat -c %s $work/large)))
+  (($(counter rdma_read_bytes) >= $(counter pull_bytes)))
+  # Killed in the middle: the server's landings come back, and the next put succeeds.
+  local putter before
+  before=$(counter rdma_read_bytes)
+  railfs put --quiet $work/large $url/killed &
+  putter=$!
+  within 60 eval "((\$(counter rdma_read_bytes) > $before))"
+  kill -9 $putter
+  wait $putter || true
+  within 120 railfs put --quiet $work/middle $url/after
+  within 60 eval 'railfs status $url/ --json | jq -e ".server.memory_used_bytes == 0 and .server.puts == 0"'
+  for _ in 1 2; do
+    rm -f $work/back
+    railfs get --quiet $url/after $work/back
+    cmp $work/middle $work/back
+  done
+  say "slab: $(railfs status $url/ --json | jq -c '.server.counters | with_entries(select(.key | startswith("slab")))')"
+  (($(counter slab_hits) > 0 && $(counter slab_misses) > 0 && $(counter slab_refused) == 0))
+  (($(counter slab_io_uring) == 1 && $(counter slab_reads_direct) > 0 && $(counter slab_reads_buffered) == 0))
+  all_gone
+}
+
 # The wire swallows what one rail's server sends: its WRITEs are never completed with success, its connection ends by its
 # time-outs, and the other rail serves.
 i10_a_server_whose_writes_time_out_costs_no_read() {
@@ -223,7 +256,8 @@ fi
 resources >$work/resources
 cases=(verbs_conformance i4_fences i4_late_and_lying_servers a_store_is_filled i1_two_verbs_rails_share_a_read
   i10_a_rail_that_goes_down_costs_no_read_and_comes_back i2_a_damaged_stripe_is_an_error_until_it_is_mended
-  i10_a_write_that_outlives_its_request_costs_no_read i11_rdma_that_is_required_and_not_there_is_refused)
+  i10_a_write_that_outlives_its_request_costs_no_read i1_i4_a_put_is_read_from_the_clients_memory
+  i11_rdma_that_is_required_and_not_there_is_refused)
 # Guests are slow: what `make test` leaves to `make test-rdma`.
 if [[ -n ${RAILFS_LAB_ALL:-}${RAILFS_FULL:-}${RAILFS_LAB_CASES:-} ]]; then
   cases+=(i1_one_verbs_rail_reads_what_was_put i4_readers_that_are_killed_leave_nothing_behind

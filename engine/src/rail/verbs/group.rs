@@ -12,9 +12,10 @@ use super::credit::Credit;
 use super::faults::{self, Faults};
 use super::incoming::Answer;
 use super::link::{Item, Shared, State, Told, Ways, receive_place};
-use super::reader::Reader;
+use super::source::Source;
 use super::{DEPTH, PIECE};
 use crate::clock::{Clock, Time};
+use crate::memory::Arena;
 use crate::rail::liveness::{Action, Liveness};
 use crate::rail::pending::{Pending, refusal};
 use crate::rail::tcp::Limits;
@@ -46,9 +47,15 @@ pub(super) struct Parts {
     pub(super) handler: Arc<dyn Handler>,
     pub(super) totals: Vec<Arc<Totals>>,
     /// Where replies' bytes come from; none at the client.
-    pub(super) reader: Option<Arc<Reader>>,
+    pub(super) source: Option<Source>,
     /// The client's arena.
     pub(super) landing: Option<Arc<Mr>>,
+    /// A server's landings, where the other side offers what it is asked for.
+    pub(super) pulled: Option<Arc<Mr>>,
+    /// Where a client's offers lie: the arena again.
+    pub(super) offered: Option<Arena>,
+    /// Bulk bytes that were READ.
+    pub(super) read: Arc<AtomicU64>,
     /// Where windows are made; none: landings are not opened by windows.
     pub(super) windows: Option<Pd>,
     /// See [`crate::verbs::DeviceFacts::soft`].
@@ -102,8 +109,11 @@ pub(super) struct Fixed {
     events: Arc<dyn Events>,
     handler: Arc<dyn Handler>,
     totals: Vec<Arc<Totals>>,
-    pub(super) reader: Option<Arc<Reader>>,
-    landing: Option<Arc<Mr>>,
+    pub(super) source: Option<Source>,
+    pub(super) landing: Option<Arc<Mr>>,
+    pulled: Option<Arc<Mr>>,
+    pub(super) offered: Option<Arena>,
+    read: Arc<AtomicU64>,
     pub(super) cq: Cq,
     buffers: Buffers,
     piece: usize,
@@ -172,8 +182,11 @@ impl Group {
                 events: parts.events,
                 handler: parts.handler,
                 totals: parts.totals,
-                reader: parts.reader,
+                source: parts.source,
                 landing: parts.landing,
+                pulled: parts.pulled,
+                offered: parts.offered,
+                read: parts.read,
                 cq: parts.cq,
                 buffers: parts.buffers,
                 piece: parts.their_piece.min(PIECE) as usize,
@@ -190,6 +203,7 @@ impl Group {
             session: self.parts.session,
             buffers: &self.parts.buffers,
             landing: self.parts.landing.as_ref(),
+            pulled: self.parts.pulled.as_ref(),
             piece: self.parts.piece,
             now: self.parts.clock.now(),
         }
@@ -271,6 +285,7 @@ impl Group {
         self.count(|totals| {
             add(&totals.bulk_sent, told.sent_bulk);
         });
+        self.parts.read.fetch_add(told.read, Ordering::Relaxed);
         if told.replied > 0 {
             self.replying.fetch_sub(told.replied.min(self.replying.load(Ordering::SeqCst)), Ordering::SeqCst);
             self.answered();
@@ -545,6 +560,7 @@ impl Group {
                     WrKind::Receive => "a receive",
                     WrKind::Send => "a message",
                     WrKind::Write => "a WRITE",
+                    WrKind::Read => "a READ",
                     WrKind::Bind => "binding a window",
                     WrKind::Invalidate => "taking a window away",
                     WrKind::Marker | WrKind::Unknown => "work",
@@ -566,7 +582,9 @@ impl Group {
                 }
                 self.repost(link, slot).and_then(|()| self.piece(index, &bytes, done.invalidated, &mut told))
             }
-            WrKind::Send | WrKind::Invalidate => lock(&link.state).done(completion.id, &self.shared(index), &mut told),
+            WrKind::Send | WrKind::Invalidate | WrKind::Read => {
+                lock(&link.state).done(completion.id, &self.shared(index), &mut told)
+            }
             // Neither is signalled, unless it failed.
             WrKind::Write | WrKind::Bind | WrKind::Marker | WrKind::Unknown => Ok(()),
         };
@@ -603,11 +621,6 @@ impl Group {
         self.note(&told);
         let ended = usize::try_from(told.ended).unwrap_or(0);
         self.in_flight[lane_index(self.lane_of(index))].fetch_sub(ended, Ordering::SeqCst);
-        if told.sources
-            && let Some(reader) = &self.parts.reader
-        {
-            reader.released();
-        }
         for event in told.events {
             self.parts.events.event(event);
         }

@@ -5,8 +5,8 @@
 
 use super::group::Group;
 use super::link::{Before, Item, Serving, Told};
-use super::reader::Job;
 use crate::memory::Fenced;
+use crate::rail::slab::Lent;
 use crate::rail::tcp::signal::lock;
 use crate::rail::{Bulk, Replier, Sent, land};
 use bytes::Bytes;
@@ -56,14 +56,16 @@ impl Group {
                 return Err(format!("closed by the other side: {why}"));
             }
             FrameKind::Request if ours => {
-                let Header { address, key, bulk: length, keeps, .. } = header;
-                let serving = Serving { address, key, length, keeps };
+                let Header { address, key, bulk: length, keeps, reads, .. } = header;
+                let serving = Serving { address, key, length, keeps, reads };
                 if state.serving.insert(header.id, serving).is_some() {
                     return Err(format!("request {} came twice", header.id));
                 }
                 told.requests.push((header.id, message.into()));
             }
             FrameKind::Reply if ours => state.reply(&header, message.into(), key, &shared, told)?,
+            FrameKind::Offer if ours => state.offer(&header, message.into(), &shared, told)?,
+            FrameKind::Taken if ours => state.taken(header.id, key, told)?,
             FrameKind::Cancel if ours => {
                 // Answered already: the answer says the same. Else nothing is written from here on.
                 if state.serving.remove(&header.id).is_some() {
@@ -101,16 +103,34 @@ impl Group {
             return self.answer(link, id, Ready::Plain(finish(Sent { bytes: 0, error })));
         }
         self.replying.fetch_add(length as u64, Ordering::SeqCst);
-        match (&self.parts.reader, serving.address) {
-            (Some(reader), address) if address != 0 => {
-                reader.push(Job { group: self.clone(), link, id, bulk, finish });
+        match (&self.parts.source, serving.address) {
+            (Some(source), address) if address != 0 => {
+                let group = self.clone();
+                // At most MAX_EXTENT, checked above.
+                let length = u32::try_from(length).unwrap_or(u32::MAX);
+                source.slab.read(bulk, move |bytes, sent| {
+                    let message = finish(sent);
+                    group.answer(link, id, Ready::Written(bytes, length, message));
+                });
             }
             _ => {
                 let (bytes, sent) = whole(bulk);
                 let message = finish(sent);
-                self.answer(link, id, Ready::Carried(bytes, message));
+                let ready = match self.offered(&serving, &bytes) {
+                    // At most MAX_EXTENT, checked above.
+                    Some(source) => Ready::Offered(source, u32::try_from(bytes.len()).unwrap_or(u32::MAX), message),
+                    None => Ready::Carried(bytes, message),
+                };
+                self.answer(link, id, ready);
             }
         }
+    }
+
+    /// The bytes in memory that can be opened, where the request asks for that and there is room now; else they are carried.
+    fn offered(&self, serving: &Serving, bytes: &Bytes) -> Option<Fenced> {
+        let arena = self.parts.offered.as_ref().filter(|_| serving.reads)?;
+        let size = u32::try_from(bytes.len()).ok()?.max(4096).checked_next_power_of_two()?;
+        arena.allocate(size)?.filled(bytes)
     }
 
     /// The answer is there: sends it, unless the request was given up meanwhile.
@@ -122,15 +142,13 @@ impl Group {
             let mut state = lock(&at.state);
             let Some(serving) = state.serving.remove(&id) else {
                 told.replied += ready.length();
-                told.sources |= matches!(ready, Ready::Written(..));
                 drop(state);
-                // Its memory is back before anybody is told so.
                 drop(ready);
-                self.given_back(&told);
+                self.note(&told);
                 return;
             };
             let shared = self.shared(link);
-            match ready.item(shared.session, id, &serving, self) {
+            match ready.item(shared.session, id, &serving, self, state.use_windows) {
                 Ok(item) => match late {
                     Some(late) => {
                         state.push_later(shared.now.after(late), item);
@@ -150,13 +168,6 @@ impl Group {
             self.end(why);
         }
     }
-
-    fn given_back(&self, told: &Told) {
-        self.note(told);
-        if let (true, Some(reader)) = (told.sources, &self.parts.reader) {
-            reader.released();
-        }
-    }
 }
 
 /// An answer whose bytes are at hand.
@@ -165,8 +176,10 @@ pub(super) enum Ready {
     Plain(Bytes),
     /// Bulk that follows the message.
     Carried(Bytes, Bytes),
+    /// So many bytes of registered memory that the other side is to read, and the message.
+    Offered(Fenced, u32, Bytes),
     /// So many bytes of registered memory, which are written to the landing, and the message.
-    Written(Fenced, u32, Bytes),
+    Written(Lent, u32, Bytes),
 }
 
 impl Ready {
@@ -174,11 +187,11 @@ impl Ready {
         match self {
             Ready::Plain(_) => 0,
             Ready::Carried(bytes, _) => bytes.len() as u64,
-            Ready::Written(_, length, _) => u64::from(*length),
+            Ready::Offered(_, length, _) | Ready::Written(_, length, _) => u64::from(*length),
         }
     }
 
-    fn item(self, session: u64, id: u64, serving: &Serving, group: &Group) -> Result<Item, String> {
+    fn item(self, session: u64, id: u64, serving: &Serving, group: &Group, windows: bool) -> Result<Item, String> {
         let header = Header::plain(FrameKind::Reply, session, id);
         let mut item = match self {
             Ready::Plain(message) => Item::new(header, message),
@@ -189,9 +202,21 @@ impl Ready {
                 item.carried = bytes;
                 item
             }
+            Ready::Offered(source, length, message) => {
+                let mr = group.parts.landing.as_ref().ok_or("no memory to offer from")?;
+                let from = mr.slice_at(std::ptr::NonNull::from(source.bytes()).cast(), length);
+                let from = from.ok_or("bytes outside the registered memory")?;
+                let header = Header { kind: FrameKind::Offer, bulk: length, address: from.address(), ..header };
+                let mut item = Item::new(header, message);
+                if !windows {
+                    (item.header.key, item.header.keeps) = (mr.remote_key(), true);
+                }
+                item.before = Before::Offer { source, from, window: windows };
+                item
+            }
             Ready::Written(source, length, message) => {
-                let reader = group.parts.reader.as_ref().ok_or("no memory to write from")?;
-                let from = reader.slice(&source, length).ok_or("bytes outside the registered memory")?;
+                let memory = group.parts.source.as_ref().ok_or("no memory to write from")?;
+                let from = memory.mr.slice_at(source.start(), length).ok_or("bytes outside the registered memory")?;
                 let mut item = Item::new(Header { bulk: length, ..header }, message);
                 item.before = Before::Write { source, from, address: serving.address, key: serving.key };
                 item
@@ -213,7 +238,7 @@ fn whole(bulk: Bulk) -> (Bytes, Sent) {
             let sent = Sent { bytes: u32::try_from(bytes.len()).unwrap_or(u32::MAX), error: None };
             (bytes, sent)
         }
-        Bulk::File { file, offset, length, check } => {
+        Bulk::File { file, offset, length, check, .. } => {
             let mut bytes = vec![0; length as usize];
             let mut got = 0;
             let mut error = None;

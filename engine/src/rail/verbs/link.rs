@@ -8,10 +8,12 @@
 
 use super::credit::Credit;
 use super::faults::Faults;
+use super::offers::Offers;
 use super::{DEPTH, GRACE, PIECE};
 use crate::clock::Time;
 use crate::memory::{Exposed, Fence, Fenced};
 use crate::rail::pending::{Entry, Pending};
+use crate::rail::slab::Lent;
 use crate::rail::{Cause, Event, Hand, Submission, land};
 use crate::verbs::{Buffers, Mr, Pd, Qp, Rts, Slice, Window, Work, WrId, WrKind};
 use bytes::Bytes;
@@ -29,11 +31,25 @@ pub(super) enum Before {
     /// The bulk is written.
     Write {
         /// Keeps the bytes until the device has read them.
-        source: Fenced,
+        source: Lent,
         from: Slice,
         address: u64,
         key: u32,
     },
+    /// The bulk is opened to be read.
+    Offer {
+        /// Keeps the bytes until the other side has read them.
+        source: Fenced,
+        from: Slice,
+        /// By a window; else the key is that of all the memory.
+        window: bool,
+    },
+}
+
+impl Before {
+    fn takes_window(&self) -> bool {
+        matches!(self, Before::Bind(_) | Before::Offer { window: true, .. })
+    }
 }
 
 /// A frame on its way out.
@@ -59,16 +75,16 @@ impl Item {
     }
     /// Bulk bytes of a reply that it holds.
     pub(super) fn cost(&self) -> u64 {
-        if self.header.kind == FrameKind::Reply { u64::from(self.header.bulk) } else { 0 }
+        if matches!(self.header.kind, FrameKind::Reply | FrameKind::Offer) { u64::from(self.header.bulk) } else { 0 }
     }
 }
 
 /// Work that was posted, in the queue's order.
-struct Posted {
-    kind: WrKind,
-    slot: u16,
-    requests: u32,
-    source: Option<Fenced>,
+pub(super) struct Posted {
+    pub(super) kind: WrKind,
+    pub(super) slot: u16,
+    pub(super) requests: u32,
+    pub(super) source: Option<Lent>,
 }
 
 /// A landing that was given up.
@@ -102,6 +118,8 @@ pub(super) struct Serving {
     pub(super) length: u32,
     /// The key is no window's.
     pub(super) keeps: bool,
+    /// The bulk may be offered.
+    pub(super) reads: bool,
 }
 
 /// What is to be told when the lock is gone.
@@ -114,11 +132,11 @@ pub(super) struct Told {
     pub(super) ended: u64,
     pub(super) released_bytes: u64,
     pub(super) received: u64,
+    /// Of which so many by READ.
+    pub(super) read: u64,
     pub(super) sent_bulk: u64,
     pub(super) stale: u64,
     pub(super) replied: u64,
-    /// Memory that replies were written from came back.
-    pub(super) sources: bool,
     /// The other side's queue pair is ready.
     pub(super) ready: bool,
 }
@@ -131,6 +149,8 @@ pub(super) struct Shared<'a> {
     pub(super) buffers: &'a Buffers,
     /// The client's arena.
     pub(super) landing: Option<&'a Arc<Mr>>,
+    /// A server's landings, where the other side offers.
+    pub(super) pulled: Option<&'a Arc<Mr>>,
     /// Bytes of a piece that the other side receives.
     pub(super) piece: usize,
     pub(super) now: Time,
@@ -147,20 +167,21 @@ pub(super) struct State {
     /// What a fault holds back, until when.
     later: VecDeque<(Time, Item)>,
     free_slots: Vec<u16>,
-    posted: VecDeque<Posted>,
+    pub(super) posted: VecDeque<Posted>,
     /// When the last of it was completed, or the first of it posted: since when the device owes us something.
-    progress: Time,
+    pub(super) progress: Time,
     /// Bound to nothing.
-    windows: Vec<Window>,
+    pub(super) windows: Vec<Window>,
     /// Windows that may still be made, in this domain.
     unmade: Option<(Pd, usize)>,
-    use_windows: bool,
+    pub(super) use_windows: bool,
     ways: Ways,
     /// By request.
     bound: HashMap<u64, Window>,
     held: HashMap<u64, Held>,
     invalidating: VecDeque<Invalidating>,
     next_invalidation: u16,
+    pub(super) offers: Offers,
     scratch: Vec<u8>,
 }
 
@@ -175,7 +196,7 @@ pub(super) struct Ways {
 }
 
 /// Something was posted: from now on the device owes us a completion, if it did not already.
-fn owed(all: &mut VecDeque<Posted>, progress: &mut Time, posted: Posted, now: Time) {
+pub(super) fn owed(all: &mut VecDeque<Posted>, progress: &mut Time, posted: Posted, now: Time) {
     if all.is_empty() {
         *progress = now;
     }
@@ -226,6 +247,7 @@ impl State {
             held: HashMap::new(),
             invalidating: VecDeque::new(),
             next_invalidation: 0,
+            offers: Offers::default(),
             scratch: Vec::with_capacity(PIECE as usize),
         }
     }
@@ -241,7 +263,10 @@ impl State {
         let landing = self.pending.get(id).and_then(|entry| entry.landing.as_ref());
         if let Some((extent, length)) = landing {
             item.header.bulk = *length;
-            // Without a landing's registration the bulk is carried: a server's own landings.
+            // A server reads into its own landings what the other side offers; without that the bulk is carried.
+            let pointer = land::address(extent);
+            let slice = pointer.and_then(|pointer| shared.pulled?.slice_at(pointer, *length));
+            item.header.reads = slice.is_some() && *length > 0;
             if let (Some(mr), true) = (shared.landing, *length > 0) {
                 let slice = land::address(extent).and_then(|pointer| mr.slice_at(pointer, *length));
                 if let Some(slice) = slice {
@@ -286,13 +311,14 @@ impl State {
         if self.out.is_empty() && self.credit.wants_to_tell() {
             self.out.push_back(Item::plain(FrameKind::Credit, shared.session, 0));
         }
+        self.read_offers(shared)?;
         while let Some(front) = self.out.front_mut() {
             let Some(pair) = &mut self.pair else { return Ok(()) };
             if !self.credit.may_send() || pair.room() < 2 {
                 return Ok(());
             }
             let first = front.at == 0;
-            if first && matches!(front.before, Before::Bind(_)) && self.windows.is_empty() {
+            if first && front.before.takes_window() && self.windows.is_empty() {
                 // Made when they are first needed: a connection that fetches nothing needs none.
                 match &mut self.unmade {
                     Some((pd, left)) if *left > 0 => {
@@ -304,7 +330,7 @@ impl State {
             }
             let Some(slot) = self.free_slots.pop() else { return Ok(()) };
             let mut window = None;
-            if let (true, Before::Bind(_)) = (first, &front.before) {
+            if first && front.before.takes_window() {
                 let taken = self.windows.pop();
                 front.header.key = taken.as_ref().map_or(0, Window::upcoming_key);
                 window = taken;
@@ -327,7 +353,7 @@ impl State {
             let invalidate = front.invalidate.filter(|_| whole);
             let send = Work::Send { id: id(WrKind::Send), from, invalidate };
             let before = if first { std::mem::replace(&mut front.before, Before::Nothing) } else { Before::Nothing };
-            let mut source = None;
+            let (mut source, mut offered) = (None, None);
             let result = match (before, &mut window) {
                 (Before::Bind(landing), Some(window)) => {
                     pair.post(&mut [Work::Bind { id: id(WrKind::Bind), window, landing }, send]).map(|()| 2)
@@ -336,6 +362,17 @@ impl State {
                     told.sent_bulk += u64::from(from.length());
                     source = Some(bytes);
                     pair.post(&mut [Work::Write { id: id(WrKind::Write), from, address, key }, send]).map(|()| 2)
+                }
+                (Before::Offer { source: bytes, from, .. }, window) => {
+                    told.sent_bulk += u64::from(from.length());
+                    offered = Some(bytes);
+                    match window {
+                        Some(window) => {
+                            let open = Work::Offer { id: id(WrKind::Bind), window, source: from };
+                            pair.post(&mut [open, send]).map(|()| 2)
+                        }
+                        None => pair.post(&mut [send]).map(|()| 1),
+                    }
                 }
                 _ => pair.post(&mut [send]).map(|()| 1),
             };
@@ -346,8 +383,10 @@ impl State {
                 }
                 error.to_string()
             });
-            if let Some(window) = window {
-                self.bound.insert(front.header.id, window);
+            match (offered, window) {
+                (Some(source), window) => self.offers.open(front.header.id, source, window, shared.now),
+                (None, Some(window)) => drop(self.bound.insert(front.header.id, window)),
+                (None, None) => {}
             }
             let posted = Posted { kind: WrKind::Send, slot, requests: requests?, source };
             owed(&mut self.posted, &mut self.progress, posted, shared.now);
@@ -378,10 +417,11 @@ impl State {
             if posted.kind == WrKind::Send {
                 self.free_slots.push(posted.slot);
             }
-            told.sources |= posted.source.is_some();
             if posted.kind == id.kind && posted.slot == id.slot {
-                if id.kind == WrKind::Invalidate {
-                    self.invalidated(id.slot, told);
+                match id.kind {
+                    WrKind::Invalidate => self.invalidated(id.slot, told),
+                    WrKind::Read => self.read(id.slot, shared, told),
+                    _ => {}
                 }
                 return self.flush(shared, told);
             }
@@ -531,7 +571,7 @@ impl State {
         told.ended += 1;
         let window = self.bound.remove(&id);
         let (hand, sent) = match entry.landing {
-            None => (Hand::None, false),
+            None => (self.offer_given_up(id, told), false),
             // Never sent, or only ever copied to by the connection's own thread: nobody else can write there.
             Some((extent, _)) if unsent.is_some() || !self.ways.opens || (self.use_windows && window.is_none()) => {
                 (fence(extent, told).map_or(Hand::None, Hand::Fenced), unsent.is_none())
@@ -577,6 +617,7 @@ impl State {
                 }
             }
         }
+        self.offers.overdue(shared.now)?;
         let late = self.invalidating.front().is_some_and(|first| shared.now.since(first.since) >= 4 * GRACE);
         if late { Err("a window was not taken away in time".into()) } else { Ok(()) }
     }
@@ -591,7 +632,7 @@ impl State {
         let held = self.held.values().map(|held| held.until).min().unwrap_or(Time::NEVER);
         let taken = self.invalidating.front().map_or(Time::NEVER, |first| first.since.after(4 * GRACE));
         let later = self.later.front().map_or(Time::NEVER, |(at, _)| *at);
-        held.min(taken).min(later)
+        held.min(taken).min(later).min(self.offers.next())
     }
 
     /// The connection is over: every request fails, and what may still be written to comes out with the windows.
@@ -625,6 +666,7 @@ impl State {
             };
             remains.landings.push((id, extent));
         }
+        self.offers.end(&mut remains);
         remains.unfinished = self.posted.len();
         remains.sources.extend(self.posted.drain(..).filter_map(|posted| posted.source));
         remains
@@ -637,7 +679,9 @@ pub(super) struct Remains {
     pub(super) pair: Option<Qp<Rts>>,
     pub(super) windows: Vec<Window>,
     pub(super) landings: Vec<(u64, Exposed)>,
-    pub(super) sources: Vec<Fenced>,
+    pub(super) sources: Vec<Lent>,
+    /// What the other side may still read.
+    pub(super) offered: Vec<Fenced>,
     /// Signalled work that was not completed.
     pub(super) unfinished: usize,
 }

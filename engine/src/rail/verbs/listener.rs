@@ -8,15 +8,19 @@ use super::group::{Group, Parts};
 use super::lane::LaneRail;
 use super::link::buffer_bytes;
 use super::prepare::{Device, Half, Plan};
-use super::reader::Reader;
+use super::source::Source;
 use super::watch::{Verdict, Watch, verdict};
 use super::{VerbsJoin, VerbsListenerConfig};
 use crate::clock::Clock;
+use crate::memory::Arena;
+use crate::memory::ledger::Share;
 use crate::rail::Lane;
+use crate::rail::slab::SlabCounters;
 use crate::rail::tcp::Admit;
 use crate::rail::tcp::listener::NUMBERS;
 use crate::rail::tcp::signal::{Latch, lock};
 use crate::rail::totals::{Totals, add};
+use crate::verbs::{Access, Mr};
 use railfs_proto::v1::{self, Code, Outcome, VerbsEnd};
 use railfs_proto::verbs::End;
 use std::collections::HashMap;
@@ -39,26 +43,30 @@ pub struct VerbsListenerCounters {
     pub bulk_sent: u64,
     /// Bulk bytes received.
     pub bulk_received: u64,
+    /// Of which so many were READ from clients' memory.
+    pub read: u64,
     /// Frames dropped because nobody waits for them.
     pub stale: u64,
-    /// Bytes of registered memory that answers are written from.
+    /// Bytes registered: object bytes and messages.
     pub registered: u64,
-    /// Of which so many are in use.
-    pub registered_used: u64,
-    /// Answers that had to wait for memory.
-    pub waited: u64,
+    /// Of the listener's own slab, where its device refused the one of all.
+    pub own: Option<SlabCounters>,
 }
 
 struct Shared {
     config: VerbsListenerConfig,
     clock: Clock,
     device: Device,
-    reader: Arc<Reader>,
+    source: Source,
+    /// Where bulk lands that clients offer.
+    pulled: Option<(Arc<Mr>, Share)>,
     admit: Arc<dyn Admit>,
     totals: Arc<Totals>,
     refused: AtomicU64,
     /// Bytes of registered memory that connections have for their messages.
-    messages: AtomicU64,
+    messages: Arc<AtomicU64>,
+    /// Bulk bytes READ from clients.
+    read: Arc<AtomicU64>,
     groups: Mutex<HashMap<u64, Arc<Group>>>,
     stopping: AtomicBool,
     latch: Arc<Latch>,
@@ -86,16 +94,19 @@ impl VerbsListener {
         let device = Device::open(config.device.as_deref(), config.address).map_err(named)?;
         device.port().map_err(named)?;
         let gid = device.gid().map_err(named)?.raw;
-        let reader = Reader::new(&config.name, &device.pd, config.memory, config.readers).map_err(named)?;
+        let source = Source::new(&config.name, &device.pd, &config.slab, &config.ledger).map_err(named)?;
+        let pulled = config.landing.as_ref().and_then(|arena| landing(&config, &device, arena));
         let shared = Arc::new(Shared {
             config,
             clock,
             device,
-            reader,
+            source,
+            pulled,
             admit,
             totals: Arc::default(),
             refused: AtomicU64::new(0),
-            messages: AtomicU64::new(0),
+            messages: Arc::default(),
+            read: Arc::default(),
             groups: Mutex::default(),
             stopping: AtomicBool::new(false),
             latch: Arc::default(),
@@ -141,16 +152,18 @@ impl VerbsListener {
     /// See [`VerbsListenerCounters`].
     pub fn counters(&self) -> VerbsListenerCounters {
         let totals = self.shared.totals.counters();
-        let (registered, registered_used, waited) = self.shared.reader.usage();
+        let Source { slab, own, .. } = &self.shared.source;
         VerbsListenerCounters {
             connections: lock(&self.shared.groups).len() as u64,
             refused: self.shared.refused.load(Ordering::Relaxed),
             bulk_sent: totals.bulk_sent,
             bulk_received: totals.bulk_received,
+            read: self.shared.read.load(Ordering::Relaxed),
             stale: totals.stale,
-            registered: registered + self.shared.messages.load(Ordering::SeqCst),
-            registered_used: registered_used + self.shared.messages.load(Ordering::SeqCst),
-            waited,
+            registered: self.shared.source.bytes()
+                + self.shared.pulled.as_ref().map_or(0, |(_, share)| share.bytes())
+                + self.shared.messages.load(Ordering::SeqCst),
+            own: own.then(|| slab.counters()),
         }
     }
 
@@ -177,7 +190,9 @@ impl VerbsListener {
         if !shared.latch.wait(STOP) {
             tracing::error!(listener = %shared.config.name, "a thread of the listener has not ended; it is left behind");
         }
-        shared.reader.stop();
+        if shared.source.own {
+            shared.source.slab.stop();
+        }
     }
 }
 
@@ -187,26 +202,40 @@ impl Drop for VerbsListener {
     }
 }
 
-/// A connection's part of the memory for messages, given back when it is dropped.
-struct Share(Arc<Shared>, u64);
+/// The landings of pulls, registered; without that they are carried, which is said.
+fn landing(config: &VerbsListenerConfig, device: &Device, arena: &Arena) -> Option<(Arc<Mr>, Share)> {
+    let registered = config.ledger.take(arena.stats().total, "the landings of puts").and_then(|share| {
+        let mr = Mr::register(&device.pd, arena.clone(), Access::Local).map_err(|error| error.to_string())?;
+        Ok((mr, share))
+    });
+    registered
+        .inspect_err(|why| {
+            tracing::error!(
+                listener = %config.name, %why,
+                "the landings of puts cannot be registered: what is put travels in messages, which costs both sides more"
+            );
+        })
+        .ok()
+}
 
-impl Share {
-    fn take(shared: &Arc<Shared>, bytes: u64) -> Result<Share, String> {
-        let limit = shared.config.messages;
-        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
-        match shared.messages.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits) {
-            Ok(_) => Ok(Share(shared.clone(), bytes)),
-            Err(used) => Err(format!(
-                "registered memory for messages: {used} of {limit} bytes are in use, a connection takes {bytes}; \
-                 raise memory.max_registered of the server"
-            )),
-        }
+/// A connection's part of the memory for messages, given back when it is dropped.
+struct Messages {
+    _share: Share,
+    bytes: u64,
+    all: Arc<AtomicU64>,
+}
+
+impl Messages {
+    fn take(shared: &Shared, bytes: u64) -> Result<Messages, String> {
+        let share = shared.config.ledger.take(bytes, "the messages of a connection")?;
+        shared.messages.fetch_add(bytes, Ordering::SeqCst);
+        Ok(Messages { _share: share, bytes, all: shared.messages.clone() })
     }
 }
 
-impl Drop for Share {
+impl Drop for Messages {
     fn drop(&mut self) {
-        self.0.messages.fetch_sub(self.1, Ordering::SeqCst);
+        self.all.fetch_sub(self.bytes, Ordering::SeqCst);
     }
 }
 
@@ -221,16 +250,17 @@ impl Shared {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(unavailable("the listener is stopping".into()));
         }
-        let messages = Share::take(self, buffer_bytes(theirs.pairs.len()) as u64).map_err(unavailable)?;
+        let messages = Messages::take(self, buffer_bytes(theirs.pairs.len()) as u64).map_err(unavailable)?;
         let join = v1::JoinRequest { lane: v1::Lane::Bulk as i32, ..request.join.clone() };
         let joined = self.admit.join(&join, peer)?;
         let number = NUMBERS.fetch_add(2, Ordering::Relaxed);
         // Enough to tell completions of this connection from any other's.
         let generation = u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0);
+        let pulled = self.pulled.as_ref().map(|(mr, _)| mr);
         let plan = Plan {
             device: &self.device,
             bulk: theirs.pairs.len().saturating_sub(1),
-            memory: Some(self.reader.mr().clone()),
+            memory: std::iter::once(&self.source.mr).chain(pulled).cloned().collect(),
             written: false,
             windows: false,
             generation,
@@ -252,8 +282,11 @@ impl Shared {
             events: joined.events,
             handler: joined.handler,
             totals: vec![totals, self.totals.clone()],
-            reader: Some(self.reader.clone()),
+            source: Some(self.source.clone()),
             landing: None,
+            pulled: pulled.filter(|_| full.offers).cloned(),
+            offered: None,
+            read: self.read.clone(),
             windows: None,
             soft: self.device.facts.soft,
             cq: full.cq,

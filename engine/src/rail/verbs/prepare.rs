@@ -6,7 +6,7 @@
 
 use super::choose::choose_gid;
 use super::link::{buffer_bytes, receive_place};
-use super::{DEPTH, PIECE};
+use super::{DEPTH, PIECE, READS};
 use crate::verbs::{
     Buffers, Context, Cq, DeviceFacts, Init, Limits, Mr, Pd, Peer, Port, PortChoice, PortState, Qp, Rts, WrId, WrKind,
     devices, mtu_bytes,
@@ -127,7 +127,7 @@ pub(super) struct Plan<'a> {
     /// Pairs for bulk; one more is made.
     pub(super) bulk: usize,
     /// Memory that work may name, beside the messages.
-    pub(super) memory: Option<Arc<Mr>>,
+    pub(super) memory: Vec<Arc<Mr>>,
     /// The other side may write through these pairs.
     pub(super) written: bool,
     /// Landings are opened by windows.
@@ -148,11 +148,18 @@ pub(super) struct Full {
     pub(super) cq: Cq,
     pub(super) buffers: Buffers,
     pub(super) pairs: Vec<Qp<Rts>>,
+    /// The other side offers what it is asked for, and may be READ from.
+    pub(super) offers: bool,
 }
 
 /// Windows of a pair at most: for bulk as many as messages, for the last one few.
 pub(super) fn windows_of(last: bool) -> usize {
     if last { 2 } else { usize::from(DEPTH) }
+}
+
+/// READs at a time, of what this side can and what the other side says it can; one that says nothing is taken to know one.
+fn lesser(ours: u8, theirs: u8) -> u8 {
+    ours.min(if theirs == 0 { 1 } else { theirs })
 }
 
 fn random_psn() -> Result<u32, String> {
@@ -167,9 +174,9 @@ impl Half {
         let (port, gid) = (device.port()?, device.gid()?);
         let count = bulk.clamp(&1, &16) + 1;
         let depth = u32::from(DEPTH);
-        // A binding or a WRITE before every message, invalidations, and one to spare.
+        // A binding or a WRITE before every message, invalidations, READs, and one to spare.
         let windows = |last: bool| if plan.windows { u32::try_from(windows_of(last)).unwrap_or(0) } else { 0 };
-        let sends = |last: bool| 2 * depth + windows(last) + 2;
+        let sends = |last: bool| 2 * depth + windows(last) + u32::from(READS) + 2;
         let most = sends(false).max(sends(true));
         if most > device.facts.max_queue {
             let (name, max) = (device.context.name(), device.facts.max_queue);
@@ -209,6 +216,10 @@ impl Half {
             piece: PIECE,
             depth,
             pairs: pairs.iter().map(said).collect(),
+            reads_answered: device.facts.max_reads.min(READS),
+            reads_asked: device.facts.max_reads_out.min(READS),
+            // Only a side that is written to has landings that can be sources, too.
+            offers: plan.written && device.facts.max_reads > 0,
         };
         Ok(Half { cq, buffers, pairs, end })
     }
@@ -229,12 +240,28 @@ impl Half {
             return Err(format!("the other side has {count} queue pairs, not {}", self.pairs.len()));
         }
         let mtu = self.end.mtu.min(theirs.mtu);
+        // Each way the lesser of what one side asks and the other answers.
+        let answered = lesser(self.end.reads_answered, theirs.reads_asked);
+        let asked = lesser(self.end.reads_asked, theirs.reads_answered);
+        let offers = theirs.offers && asked > 0;
         let mut pairs = Vec::with_capacity(count);
         for ((pair, psn), other) in self.pairs.drain(..).zip(&theirs.pairs) {
             let peer = Peer { number: other.number, psn: other.psn, gid: theirs.gid, lid: theirs.lid, mtu };
-            let pair = pair.rtr(&peer, 1).map_err(text)?;
-            pairs.push(pair.rts(psn).map_err(text)?);
+            let pair = pair.rtr(&peer, answered).map_err(text)?;
+            pairs.push(pair.rts_reading(psn, asked).map_err(text)?);
         }
-        Ok(Full { cq: self.cq, buffers: self.buffers, pairs })
+        Ok(Full { cq: self.cq, buffers: self.buffers, pairs, offers })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lesser;
+
+    #[test]
+    fn i6_reads_at_a_time_are_the_lesser_of_both_sides() {
+        for (ours, theirs, both) in [(16, 4, 4), (4, 16, 4), (16, 0, 1), (0, 16, 0), (0, 0, 0), (1, 255, 1)] {
+            assert_eq!(lesser(ours, theirs), both, "{ours} and {theirs}");
+        }
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn retire(group: &Arc<Group>, why: &str) {
     drain(group, unfinished);
     let mut gone = Vec::new();
     for (index, remains) in all {
-        let Remains { pair, windows, landings, sources, .. } = remains;
+        let Remains { pair, windows, landings, sources, offered, .. } = remains;
         for window in windows {
             if let Err(error) = window.free() {
                 tracing::warn!(rail = %group.parts.name, %error, "a window could not be freed");
@@ -58,14 +58,18 @@ pub(super) fn retire(group: &Arc<Group>, why: &str) {
                 false
             }
         };
-        gone.push((index, destroyed, landings, sources));
+        gone.push((index, destroyed, landings, sources, offered));
     }
     let all_gone = gone.iter().all(|(_, destroyed, ..)| *destroyed);
-    for (index, destroyed, landings, sources) in gone {
+    for (index, destroyed, landings, sources, offered) in gone {
         let mut told = Told::default();
         if destroyed {
-            told.sources = !sources.is_empty();
             drop(sources);
+            if all_gone || group.parts.windows {
+                drop(offered);
+            } else {
+                offered.into_iter().for_each(std::mem::forget);
+            }
             let landings = if all_gone || group.parts.windows { landings } else { Vec::new() };
             for (id, extent) in landings {
                 // Proved: every queue pair through which it could be written to is destroyed.
@@ -75,6 +79,7 @@ pub(super) fn retire(group: &Arc<Group>, why: &str) {
         } else {
             // The device may still read from them: as good as lost. Landings go the same way, by being dropped unfenced.
             sources.into_iter().for_each(std::mem::forget);
+            offered.into_iter().for_each(std::mem::forget);
             drop(landings);
         }
         group.tell(index, told);

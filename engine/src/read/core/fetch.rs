@@ -114,6 +114,8 @@ impl Core {
             length: geometry.length,
             directory: directory.unwrap_or_default(),
             proof: None,
+            // After a bad page; the server may have kept what it sent.
+            fresh: !new.avoid.is_empty(),
         };
         self.by_cell.entry((version, new.cell)).or_default().push(id);
         let fetch = Fetch {

@@ -67,6 +67,8 @@ struct World {
     answered: [u64; 3],
     next: u64,
     lying: Option<usize>,
+    /// Fetches that asked for bytes from the disk, whatever is kept.
+    fresh: u64,
     /// What the server saw when it served a request whose reply is still on its way: slot and version.
     served: HashMap<u64, (u64, u64)>,
     /// The server's pins and what it has reclaimed.
@@ -117,6 +119,7 @@ impl World {
             answered: [0; 3],
             next: 1,
             lying: None,
+            fresh: 0,
             served: HashMap::new(),
             kept: pins::Kept::default(),
             calls: Vec::new(),
@@ -244,6 +247,7 @@ impl World {
                     extent = submission.landing.map(|landing| landing.extent.filled(b"").unwrap());
                 }
                 v1::rail_request::Body::Fetch(fetch) => {
+                    self.fresh += u64::from(fetch.fresh);
                     let landing = submission.landing.unwrap();
                     let mut bytes = Vec::new();
                     let s = striping();
@@ -659,6 +663,8 @@ fn i2_i10_a_lying_rail_is_found_out_and_the_read_served_by_another() {
     assert_eq!(world.answered[0], 60);
     assert!(world.core.rails().view(0).unwrap().bad_pages > 0);
     assert_eq!(world.core.rails().view(1).unwrap().bad_pages, 0);
+    // What was bad is not asked for from what the server may have kept.
+    assert!(world.fresh > 0);
     world.quiesce();
 }
 
