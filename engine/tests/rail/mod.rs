@@ -361,9 +361,7 @@ impl dyn World + '_ {
     pub fn quiet(&self) {
         self.until("nothing in flight", &mut || {
             let counters = self.client().counters();
-            // What was offered is given back a moment after the request is answered.
-            let stats = self.arena().stats();
-            counters.in_flight == 0 && counters.held_bytes == 0 && stats.free + stats.quarantined == stats.total
+            counters.in_flight == 0 && counters.held_bytes == 0
         });
         let counters = self.client().counters();
         {
@@ -376,6 +374,11 @@ impl dyn World + '_ {
         }
         self.server_log().seen().answers.clear();
         assert_eq!(self.server_log().seen().problems, Vec::<String>::new());
+        // What was offered is given back a moment after the request is answered.
+        self.until("all memory is back", &mut || {
+            let stats = self.arena().stats();
+            stats.free + stats.quarantined == stats.total
+        });
         let stats = self.arena().stats();
         assert_eq!((stats.free, stats.exposed, stats.quarantined), (stats.total, 0, 0));
     }
