@@ -221,7 +221,7 @@ if [[ -n ${RAILFS_FULL:-} ]]; then
   head -c $((256 << 20)) /dev/urandom >$work/huge
 fi
 resources >$work/resources
-cases=(verbs_conformance i4_fences i4_late_and_lying_servers a_store_is_filled i1_two_verbs_rails_share_a_read
+cases=(verbs_conformance i4_fences a_store_is_filled i1_two_verbs_rails_share_a_read
   i10_a_rail_that_goes_down_costs_no_read_and_comes_back i2_a_damaged_stripe_is_an_error_until_it_is_mended
   i10_a_write_that_outlives_its_request_costs_no_read i11_rdma_that_is_required_and_not_there_is_refused)
 # Guests are slow: what `make test` leaves to `make test-rdma`.
@@ -229,6 +229,8 @@ if [[ -n ${RAILFS_LAB_ALL:-}${RAILFS_FULL:-}${RAILFS_LAB_CASES:-} ]]; then
   cases+=(i1_one_verbs_rail_reads_what_was_put i4_readers_that_are_killed_leave_nothing_behind
     i10_a_server_whose_writes_time_out_costs_no_read i10_a_dead_listener_is_done_without)
 fi
+# Last: a key that is taken away twice is the end of this kernel (Soft-RoCE of Linux 6.1).
+cases+=(i4_late_and_lying_servers)
 for name in "${cases[@]}"; do try "$name" "$name"; done
 # shellcheck source=/dev/null
 . "$LAB_DIR/cases/rdma-limits.sh"
