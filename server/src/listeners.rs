@@ -3,6 +3,7 @@
 //! Guarantees: one for each `[[rail]]`, by its place there; an RDMA device that cannot be had leaves its place empty, said
 //! once, or stops the start where `require_rdma` says so; what rails register stays within `memory.max_registered`.
 
+use crate::catalog::{DEFAULT_SLOTS, Slots};
 use crate::config::{Config, RailConfig};
 use crate::serve::Gate;
 use railfs_engine::clock::Clock;
@@ -50,6 +51,22 @@ pub fn shares(config: &Config) -> (u64, u64) {
     }
 }
 
+/// Version slots of a run: fewer than [`DEFAULT_SLOTS`] where rdma rails, which register them each, have little memory. A power
+/// of two.
+pub fn slots(config: &Config) -> usize {
+    let most = DEFAULT_SLOTS as u64;
+    let count = match shares(config).1 {
+        0 => most,
+        // An eighth of a rail's part.
+        share => (share / 64).clamp(1 << 9, most),
+    };
+    usize::try_from(1 << count.ilog2()).unwrap_or(DEFAULT_SLOTS)
+}
+
+fn slot_bytes(config: &Config) -> u64 {
+    slots(config) as u64 * 8
+}
+
 /// What the rdma rails register; `None`: there are none.
 pub fn plan(config: &Config) -> Option<Vec<Registration>> {
     let (_, share) = shares(config);
@@ -58,7 +75,11 @@ pub fn plan(config: &Config) -> Option<Vec<Registration>> {
     let plan: Vec<Registration> = rails
         .map(|rail| Registration {
             device: name(rail),
-            parts: vec![("object bytes", share / 2), ("messages", share - share / 2)],
+            parts: vec![
+                ("object bytes", share / 2),
+                ("slots", slot_bytes(config)),
+                ("messages", share - share / 2 - slot_bytes(config)),
+            ],
         })
         .collect();
     (!plan.is_empty()).then_some(plan)
@@ -148,10 +169,33 @@ impl Listener {
         None
     }
 
-    /// Ends every connection; bounded by a second or so.
-    pub fn stop(&self) {
+    /// Whether it is one of queue pairs, through which slots can be READ.
+    pub fn is_verbs(&self) -> bool {
+        !matches!(self, Listener::Tcp(_))
+    }
+
+    /// Lets clients READ the slots where that can be: for those that join from now on.
+    ///
+    /// # Errors
+    /// The device does not register them.
+    #[cfg_attr(not(feature = "rdma"), allow(unused_variables))]
+    pub fn expose(&self, slots: &Slots) -> Result<(), String> {
         match self {
-            Listener::Tcp(tcp) => tcp.stop(),
+            Listener::Tcp(_) => Ok(()),
+            #[cfg(feature = "rdma")]
+            Listener::Verbs(verbs) => {
+                verbs.expose(slots.words().clone(), slots.incarnation(), railfs_proto::limits::LEASE)
+            }
+        }
+    }
+
+    /// Ends every connection; bounded by a second or so. Says whether nothing is left by which a client could still READ a slot.
+    pub fn stop(&self) -> bool {
+        match self {
+            Listener::Tcp(tcp) => {
+                tcp.stop();
+                true
+            }
             #[cfg(feature = "rdma")]
             Listener::Verbs(verbs) => verbs.stop(),
         }
@@ -176,7 +220,7 @@ fn verbs(id: u32, rail: &RailConfig, config: &Config, clock: Clock, gate: Arc<Ga
         device: rail.device.clone(),
         address: rail.listen.ip(),
         memory: share / 2,
-        messages: share - share / 2,
+        messages: (share - share / 2).saturating_sub(slot_bytes(config)),
         readers: 2,
         limits: railfs_engine::rail::tcp::Limits { completion, ..Default::default() },
     };

@@ -90,6 +90,7 @@ impl Client {
             scope: session.scope(),
             max_fetch: session.max_fetch_bytes,
             pins: session.pins,
+            lease: session.lease,
         });
         self.take_rails(session, &mut rails);
     }

@@ -23,6 +23,8 @@ pub enum Access {
     Written,
     /// What a window gives: writing.
     Window,
+    /// A server's version slots, and the queue pairs that they are read through: the other side may read, and nothing else.
+    Slots,
 }
 
 impl Access {
@@ -34,6 +36,7 @@ impl Access {
                 ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
             }
             Access::Window => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
+            Access::Slots => ibv_access_flags::IBV_ACCESS_REMOTE_READ,
         };
         flags.0
     }
@@ -102,6 +105,15 @@ unsafe impl Registrable for crate::memory::Arena {
     }
 }
 
+// SAFETY: the words live as long as any clone of the Arc, which the registration keeps, and do not move with it. They are atomic:
+// whatever a device does there, a shared reference to them stays valid.
+unsafe impl Registrable for Arc<[std::sync::atomic::AtomicU64]> {
+    fn region(&self) -> (NonNull<u8>, usize) {
+        let words: &[std::sync::atomic::AtomicU64] = self;
+        (NonNull::from(words).cast(), size_of_val(words))
+    }
+}
+
 /// Registered memory.
 pub struct Mr {
     raw: NonNull<ibv_mr>,
@@ -162,7 +174,7 @@ impl Mr {
         self.length
     }
 
-    /// The key by which the other side names it: only of use where it may write (no windows).
+    /// The key by which the other side names it: only of use where it may write (no windows) or read (slots).
     pub fn remote_key(&self) -> u32 {
         // SAFETY: registered for as long as `self`.
         unsafe { (*self.raw.as_ptr()).rkey }

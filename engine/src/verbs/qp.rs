@@ -32,6 +32,8 @@ pub enum WrKind {
     Bind,
     /// An invalidation of a window.
     Invalidate,
+    /// A READ of the other side's memory.
+    Read,
     /// Nothing but a mark in the queue.
     Marker,
     /// Not one of ours.
@@ -60,6 +62,7 @@ impl WrId {
             WrKind::Bind => 4,
             WrKind::Invalidate => 5,
             WrKind::Marker => 6,
+            WrKind::Read => 7,
             WrKind::Unknown => 0,
         };
         kind << 56 | u64::from(self.pair) << 48 | u64::from(self.slot) << 32 | u64::from(self.generation)
@@ -73,6 +76,7 @@ impl WrId {
             4 => WrKind::Bind,
             5 => WrKind::Invalidate,
             6 => WrKind::Marker,
+            7 => WrKind::Read,
             _ => WrKind::Unknown,
         };
         WrId {
@@ -104,6 +108,8 @@ pub struct PortChoice {
     pub traffic_class: u8,
     /// Whether the other side may write through it (where a window or key allows).
     pub written: bool,
+    /// Whether the other side may read version slots through it; not together with `written`.
+    pub slots: bool,
 }
 
 /// The other end of a pair.
@@ -208,6 +214,17 @@ pub enum Work<'a> {
         /// Its key.
         key: u32,
     },
+    /// Bytes of the other side's memory. Signalled: its completion is the fence of the place that they land in.
+    Read {
+        /// Named in the completion.
+        id: WrId,
+        /// Where they land.
+        into: Slice,
+        /// From where, in the other side's words.
+        address: u64,
+        /// Its key.
+        key: u32,
+    },
     /// A window over memory; its key is [`Window::key`] afterwards. Not signalled.
     Bind {
         /// Named in the completion if it fails.
@@ -281,7 +298,12 @@ impl Qp<Reset> {
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = ibv_qp_state::IBV_QPS_INIT;
         attributes.port_num = choice.port;
-        attributes.qp_access_flags = if choice.written { Access::Written } else { Access::Local }.bits();
+        attributes.qp_access_flags = match choice {
+            PortChoice { written: true, .. } => Access::Written,
+            PortChoice { slots: true, .. } => Access::Slots,
+            _ => Access::Local,
+        }
+        .bits();
         let mask = ibv_qp_attr_mask::IBV_QP_STATE
             | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX
             | ibv_qp_attr_mask::IBV_QP_PORT
@@ -472,6 +494,7 @@ impl Inner {
         }
         let foreign = work.iter().any(|work| match work {
             Work::Send { from, .. } | Work::Write { from, .. } => !self.keeps(from),
+            Work::Read { into, .. } => !self.keeps(into),
             Work::Bind { landing, .. } => !self.keeps(landing),
             Work::Invalidate { .. } => false,
         });
@@ -484,6 +507,7 @@ impl Inner {
                 Work::Send { from, .. } | Work::Write { from, .. } => {
                     ibv_sge { addr: from.address, length: from.length, lkey: from.key }
                 }
+                Work::Read { into, .. } => ibv_sge { addr: into.address, length: into.length, lkey: into.key },
                 _ => zeroed(),
             })
             .collect();
@@ -571,6 +595,14 @@ fn request(work: &mut Work<'_>, part: &mut ibv_sge) -> ibv_send_wr {
             raw.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
             raw.wr.rdma = rdma_sys::rdma_t { remote_addr: *address, rkey: *key };
         }
+        Work::Read { id, address, key, .. } => {
+            raw.wr_id = id.raw();
+            raw.send_flags = signalled;
+            raw.sg_list = part;
+            raw.num_sge = 1;
+            raw.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+            raw.wr.rdma = rdma_sys::rdma_t { remote_addr: *address, rkey: *key };
+        }
         Work::Bind { id, window, landing } => {
             raw.wr_id = id.raw();
             raw.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
@@ -606,7 +638,7 @@ mod tests {
             let raw = u64::from(kind) << 56 | u64::from(pair) << 48 | u64::from(slot) << 32 | u64::from(generation);
             let id = WrId::from_raw(raw);
             prop_assert_eq!((id.pair, id.slot, id.generation), (pair, slot, generation));
-            prop_assert_eq!(id.kind == WrKind::Unknown, !(1..=6).contains(&kind));
+            prop_assert_eq!(id.kind == WrKind::Unknown, !(1..=7).contains(&kind));
             if id.kind != WrKind::Unknown {
                 prop_assert_eq!(id.raw(), raw);
             }

@@ -5,7 +5,7 @@ use super::tcp::{Door, OneTicket, SESSION};
 use super::{Bell, Log, Server, Setup, World};
 use railfs_engine::clock::{Clock, Time};
 use railfs_engine::memory::Arena;
-use railfs_engine::rail::tcp::Tickets;
+use railfs_engine::rail::tcp::{Limits as RailLimits, Tickets};
 use railfs_engine::rail::verbs::{
     Join, Opening, VerbsJoin, VerbsListener, VerbsListenerConfig, VerbsRail, VerbsRailConfig, choose_gid,
 };
@@ -50,7 +50,7 @@ impl Default for Names {
 }
 
 /// Joins without a network between.
-struct Direct(Arc<VerbsListener>);
+pub struct Direct(pub Arc<VerbsListener>);
 
 impl Join for Direct {
     fn join(&self, listener: u32, end: VerbsEnd) -> Result<(u64, VerbsEnd), String> {
@@ -137,7 +137,7 @@ impl Pairs {
             let limits = Limits { sends: 256, receives: u32::from(DEPTH) };
             let memory = vec![buffers.mr().clone(), source.mr().clone()];
             let pair = Qp::new(&pd, &cq, limits, memory).unwrap();
-            let choice = PortChoice { port: 1, gid, traffic_class: 0, written: false };
+            let choice = PortChoice { port: 1, gid, traffic_class: 0, written: false, slots: false };
             let mut pair = pair.init(&choice).unwrap();
             for slot in 0..DEPTH {
                 let into = buffers.mr().slice(place(index, slot, false) as u64, PIECE as u32).unwrap();
@@ -148,8 +148,15 @@ impl Pairs {
             let peer = Peer { number: other.number, psn: other.psn, gid: theirs.gid, lid: theirs.lid, mtu };
             pairs.push(pair.rtr(&peer, 1).unwrap().rts(1000 + index as u32).unwrap());
         }
-        let end =
-            End { gid: gid.raw, lid: port.lid, mtu: port.mtu, piece: PIECE as u32, depth: DEPTH.into(), pairs: said };
+        let end = End {
+            gid: gid.raw,
+            lid: port.lid,
+            mtu: port.mtu,
+            piece: PIECE as u32,
+            depth: DEPTH.into(),
+            pairs: said,
+            slots: None,
+        };
         let each = |n: u32| vec![n; count];
         let pairs = Pairs {
             pairs,
@@ -374,6 +381,19 @@ pub struct VerbsWorld {
     listener: Option<Arc<VerbsListener>>,
 }
 
+/// A listener on the server's device.
+pub fn listener_config(devices: &Devices, limits: RailLimits) -> VerbsListenerConfig {
+    VerbsListenerConfig {
+        name: "test".into(),
+        device: Some(devices.server.0.clone()),
+        address: devices.server.1,
+        memory: 8 << 20,
+        messages: 8 << 20,
+        readers: 2,
+        limits,
+    }
+}
+
 pub fn world(setup: Setup) -> Box<dyn World> {
     world_of(setup, Opening::Auto)
 }
@@ -406,15 +426,8 @@ pub fn world_named(mut setup: Setup, opening: Opening, names: Names) -> VerbsWor
         let hand = Hand::start(bell.clone(), devices.server.clone(), partial.clone());
         (Some(hand.clone()), None, Arc::new(HandJoin(hand)))
     } else {
-        let config = VerbsListenerConfig {
-            name: names.server.into(),
-            device: Some(devices.server.0.clone()),
-            address: devices.server.1,
-            memory: 8 << 20,
-            messages: 8 << 20,
-            readers: 2,
-            limits: setup.server_limits.unwrap_or(setup.limits.clone()),
-        };
+        let limits = setup.server_limits.unwrap_or(setup.limits.clone());
+        let config = VerbsListenerConfig { name: names.server.into(), ..listener_config(&devices, limits) };
         let listener = Arc::new(VerbsListener::start(config, clock, door.clone()).unwrap());
         (None, Some(listener.clone()), Arc::new(Direct(listener)))
     };

@@ -8,6 +8,7 @@
 
 use super::credit::Credit;
 use super::faults::Faults;
+use super::looks::{self, Looks};
 use super::{DEPTH, GRACE, PIECE};
 use crate::clock::Time;
 use crate::memory::{Exposed, Fence, Fenced};
@@ -162,6 +163,8 @@ pub(super) struct State {
     invalidating: VecDeque<Invalidating>,
     next_invalidation: u16,
     scratch: Vec<u8>,
+    /// What of the other side's memory may be READ.
+    pub(super) looks: Option<Looks>,
 }
 
 /// How a link treats landings.
@@ -189,8 +192,13 @@ fn place(index: u8, slot: u16, send: bool) -> usize {
     (first + usize::from(slot)) * PIECE as usize
 }
 
-/// Bytes of messages of so many links.
+/// Bytes of messages of so many links, and of the words of slots.
 pub(super) fn buffer_bytes(links: usize) -> usize {
+    looks_place(links) + looks::BYTES
+}
+
+/// Where the words of slots land: after the messages.
+pub(super) fn looks_place(links: usize) -> usize {
     links * 2 * usize::from(DEPTH) * PIECE as usize
 }
 
@@ -227,6 +235,7 @@ impl State {
             invalidating: VecDeque::new(),
             next_invalidation: 0,
             scratch: Vec::with_capacity(PIECE as usize),
+            looks: None,
         }
     }
 
@@ -387,6 +396,11 @@ impl State {
             }
         }
         Err(format!("a completion of {:?} {} that was not posted", id.kind, id.slot))
+    }
+
+    /// A signalled request without a message was posted.
+    pub(super) fn note_posted(&mut self, kind: WrKind, slot: u16) {
+        self.posted.push_back(Posted { kind, slot, requests: 1, source: None });
     }
 
     /// Our own invalidation was completed with success: a fence.
@@ -591,13 +605,16 @@ impl State {
         let held = self.held.values().map(|held| held.until).min().unwrap_or(Time::NEVER);
         let taken = self.invalidating.front().map_or(Time::NEVER, |first| first.since.after(4 * GRACE));
         let later = self.later.front().map_or(Time::NEVER, |(at, _)| *at);
-        held.min(taken).min(later)
+        held.min(taken).min(later).min(self.looks.as_ref().map_or(Time::NEVER, Looks::next))
     }
 
     /// The connection is over: every request fails, and what may still be written to comes out with the windows.
     pub(super) fn end(&mut self, why: &str, now: Time, told: &mut Told) -> Remains {
         for (id, entry) in self.pending.close() {
             self.failed(id, entry, Cause::Disconnected(why.to_owned()), now, told);
+        }
+        if let Some(looks) = &mut self.looks {
+            looks.end(why, told);
         }
         let mut remains = Remains { pair: self.pair.take(), ..Remains::default() };
         self.out.clear();

@@ -130,6 +130,8 @@ pub(super) struct Plan<'a> {
     pub(super) memory: Option<Arc<Mr>>,
     /// The other side may write through these pairs.
     pub(super) written: bool,
+    /// The other side may READ version slots through the last pair.
+    pub(super) slots: bool,
     /// Landings are opened by windows.
     pub(super) windows: bool,
     pub(super) generation: u32,
@@ -167,9 +169,10 @@ impl Half {
         let (port, gid) = (device.port()?, device.gid()?);
         let count = bulk.clamp(&1, &16) + 1;
         let depth = u32::from(DEPTH);
-        // A binding or a WRITE before every message, invalidations, and one to spare.
+        // A binding or a WRITE before every message, invalidations, READs of slots on the last, and one to spare.
         let windows = |last: bool| if plan.windows { u32::try_from(windows_of(last)).unwrap_or(0) } else { 0 };
-        let sends = |last: bool| 2 * depth + windows(last) + 2;
+        let looks = |last: bool| if last { u32::from(super::looks::PLACES) } else { 0 };
+        let sends = |last: bool| 2 * depth + windows(last) + looks(last) + 2;
         let most = sends(false).max(sends(true));
         if most > device.facts.max_queue {
             let (name, max) = (device.context.name(), device.facts.max_queue);
@@ -182,7 +185,7 @@ impl Half {
         }
         let cq = Cq::new(&device.context, entries).map_err(text)?;
         let buffers = Buffers::new(&device.pd, buffer_bytes(count)).map_err(text)?;
-        let choice = PortChoice { port: port.number, gid, traffic_class: 0, written: plan.written };
+        let choice = |slots| PortChoice { port: port.number, gid, traffic_class: 0, written: plan.written, slots };
         let mut pairs = Vec::with_capacity(count);
         for index in 0..count {
             let last = index + 1 == count;
@@ -190,7 +193,7 @@ impl Half {
             memory.extend(plan.memory.clone());
             let limits = Limits { sends: sends(last), receives: depth };
             let pair = Qp::new(&device.pd, &cq, limits, memory).map_err(text)?;
-            let mut pair = pair.init(&choice).map_err(text)?;
+            let mut pair = pair.init(&choice(last && plan.slots)).map_err(text)?;
             // At most MAX_PAIRS.
             let number = u8::try_from(index).unwrap_or(u8::MAX);
             for slot in 0..DEPTH {
@@ -209,6 +212,7 @@ impl Half {
             piece: PIECE,
             depth,
             pairs: pairs.iter().map(said).collect(),
+            slots: None,
         };
         Ok(Half { cq, buffers, pairs, end })
     }

@@ -151,11 +151,11 @@ fn a_pin_that_is_not_kept_says_why() {
     assert_eq!(world.core.pin_counts().lost, 2);
     // A server that knows no pins, and one that says nothing.
     let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: 1 };
-    world.core.session(Session { scope: scope.clone(), max_fetch: 1 << 20, pins: false });
+    world.core.session(Session { scope: scope.clone(), max_fetch: 1 << 20, pins: false, lease: LEASE });
     let other = Arc::new(object(2002, 3, 1));
     world.pin(&other);
     assert!(matches!(world.calls.pop(), Some((_, Err(Error::Protocol(_))))));
-    world.core.session(Session { scope, max_fetch: 1 << 20, pins: true });
+    world.core.session(Session { scope, max_fetch: 1 << 20, pins: true, lease: LEASE });
     world.pin(&Arc::new(object(2003, 3, 1)));
     world.pass(Duration::from_secs(5));
     assert!(matches!(world.calls.pop(), Some((_, Err(Error::TimedOut { .. })))));
