@@ -5,7 +5,7 @@
 //! clean stop leaves a record that says so.
 
 use crate::admin::Admin;
-use crate::catalog::{LogCatalog, LogCatalogOptions, Publisher, PublisherOptions, Recovered, Slots};
+use crate::catalog::{LogCatalog, LogCatalogOptions, Previous, Publisher, PublisherOptions, Recovered, Slots};
 use crate::config::Config;
 use crate::control::ControlService;
 use crate::control::addresses::{Announced, is_here};
@@ -398,13 +398,9 @@ impl Drop for Daemon {
     }
 }
 
-/// Clients of the run before may trust its slots until their lease is over, unless it said good-bye or had no rail by
-/// which slots are read without asking.
+/// Clients of the run before may trust its slots until then.
 fn not_before(recovered: &Recovered) -> Option<tokio::time::Instant> {
-    let previous = recovered.previous.filter(|previous| previous.verbs && !previous.stopped)?;
-    let lease = Duration::from_millis(u64::from(previous.lease_milliseconds));
-    let wait = lease.saturating_add(lease / 4).saturating_add(Duration::from_secs(1));
-    Some(tokio::time::Instant::now() + wait)
+    recovered.previous.and_then(Previous::trusted_for).map(|wait| tokio::time::Instant::now() + wait)
 }
 
 /// The service that tells clients which services there are and what their messages look like.

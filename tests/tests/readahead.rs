@@ -171,10 +171,22 @@ fn backward_and_strided_readers_fetch_what_they_read() {
 #[test]
 fn i9_ls_and_df_answer_while_64_readers_wait_for_memory() {
     need_mount!("i9_ls_and_df_answer_while_64_readers_wait_for_memory");
+    readers_wait_for_memory(&[]);
+}
+
+#[test]
+fn i9_ls_and_df_answer_while_64_readers_of_tiny_stripes_wait_for_memory() {
+    need_mount!("i9_ls_and_df_answer_while_64_readers_of_tiny_stripes_wait_for_memory");
+    readers_wait_for_memory(&["--stripe-size", "4KiB", "--page-size", "4KiB"]);
+}
+
+fn readers_wait_for_memory(layout: &[&str]) {
     let mut cluster = Cluster::start(&Plan::default());
     let source = cluster.root.path().join("source");
     write_file(&source, 19, 64 * MIB);
-    cluster.put(&source, "f");
+    let url = cluster.url("f");
+    let put = [&["put", source.to_str().unwrap(), &url][..], layout].concat();
+    cluster.cli(&put).expect(0);
     let mount = cluster.mount("", "arena=5MiB,readahead=0");
     let over = AtomicBool::new(false);
     struct Over<'a>(&'a AtomicBool);
@@ -224,6 +236,9 @@ fn i9_ls_and_df_answer_while_64_readers_wait_for_memory() {
     let admission = mount.status()["admission"].clone();
     eprintln!("{admission}");
     assert_eq!(admission["refused"], 0);
+    for rail in mount.status()["rails"].as_array().unwrap() {
+        assert_eq!(rail["failed"], 0, "a healthy rail refuses nothing: {rail}");
+    }
     assert_quiet(&cluster, &[&mount]);
     mount.stop();
 }

@@ -424,7 +424,7 @@ impl Core {
         if self.outage.unanswered(began) {
             tracing::warn!(
                 "no rail brings an answer: until one does, reads wait {READ_PROBE:?} and other calls {PROBE:?} ({})",
-                self.rails_down()
+                self.rails_now()
             );
         }
     }

@@ -113,19 +113,20 @@ impl Pins {
         pin.standing
     }
 
-    /// One who needed it does not any more. The call that waited for it, if any, is no longer answered.
-    pub fn unpin(&mut self, version: u64) {
-        let Some(pin) = self.pins.get_mut(&version) else { return };
+    /// One who needed it does not any more. Gives the calls that waited, and need not any more, when it was the last.
+    pub fn unpin(&mut self, version: u64) -> Vec<u64> {
+        let Some(pin) = self.pins.get_mut(&version) else { return Vec::new() };
         pin.users = pin.users.saturating_sub(1);
         if pin.users > 0 {
-            return;
+            return Vec::new();
         }
-        let standing = pin.standing;
+        let (standing, waiters) = (pin.standing, std::mem::take(&mut pin.waiters));
         self.pins.remove(&version);
         self.add.remove(&version);
         if matches!(standing, Standing::Wanted | Standing::Held) {
             self.remove.insert(version);
         }
+        waiters
     }
 
     fn wants(&self) -> bool {

@@ -288,7 +288,7 @@ fn check_arena(arena: u64) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "option arena: {} is too small: it takes at least {} = 3 x (largest READ {} + 2 pages of {}), in whole MiB",
+        "option arena: {} is too small (a unit is needed, as in 256MiB): it takes at least {} = 3 x (largest READ {} + 2 pages of {}), in whole MiB",
         format_size(arena),
         format_size(least),
         format_size(MAX_READ.into()),
@@ -508,7 +508,7 @@ mod tests {
         let message = fails("arena=4MiB");
         assert_eq!(
             message,
-            "option arena: 4 MiB is too small: it takes at least 5 MiB = 3 x (largest READ 1 MiB + 2 pages of 256 KiB), in whole MiB"
+            "option arena: 4 MiB is too small (a unit is needed, as in 256MiB): it takes at least 5 MiB = 3 x (largest READ 1 MiB + 2 pages of 256 KiB), in whole MiB"
         );
         assert!(fails("arena=4608KiB").contains("at least 5 MiB"), "the arena would have 4 MiB of it");
         assert_eq!(Options::parse(&["arena=5MiB"]).unwrap().arena, 5 << 20);

@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 /// Most files kept open.
@@ -78,7 +79,15 @@ impl Component {
     pub fn open(store: &Store, key: Key, descriptor: &Descriptor) -> Result<Component, ReadError> {
         let directory = store.directory(key.directory).ok_or(ReadError::Missing)?;
         let name = FileName { version: key.version, component: key.component };
-        let file = File::open(directory.components().join(name.to_string()))?;
+        Self::open_at(&directory.components().join(name.to_string()), key, descriptor)
+    }
+
+    /// The same of a file that lies anywhere.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn open_at(path: &Path, key: Key, descriptor: &Descriptor) -> Result<Component, ReadError> {
+        let file = File::open(path)?;
         let mut block = [0u8; BLOCK];
         file.read_exact_at(&mut block, 0)?;
         let header = Header::decode(&block)?;
@@ -92,6 +101,10 @@ impl Component {
         Ok(Component { key, file: Arc::new(file), geometry, striping: header.striping, blocks })
     }
 
+    /// Which it is.
+    pub fn key(&self) -> Key {
+        self.key
+    }
     /// The file.
     pub fn file(&self) -> &Arc<File> {
         &self.file

@@ -119,6 +119,20 @@ fn a_pin_is_answered_once_the_server_keeps_the_version_and_renewed_by_the_timer(
 }
 
 #[test]
+fn a_pin_that_nobody_needs_any_more_is_not_found_overdue() {
+    let mut world = World::new(3, 1, 8 << 20);
+    let old = world.object.clone();
+    let call = world.pin(&old);
+    world.core.unpin(world.now, 2000);
+    world.act();
+    assert_eq!(world.held(), [call], "whoever asked is told at once");
+    world.answer_all();
+    world.pass(Duration::from_secs(20));
+    assert_eq!(world.held(), [call], "and not once more");
+    world.quiesce();
+}
+
+#[test]
 fn a_pin_outlives_rails_and_a_restart_of_the_server() {
     let mut world = World::new(3, 2, 8 << 20);
     let old = world.object.clone();

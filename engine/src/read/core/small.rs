@@ -399,8 +399,12 @@ impl Core {
 
     pub(super) fn call_timed_out(&mut self, id: u64) {
         let Some(Call { began, deadline, what }) = self.calls.get(&id) else { return };
-        let (began, after) = (*began, deadline.since(*began));
-        let detail = format!(": {}", self.rails_down());
+        let (began, deadline) = (*began, *deadline);
+        let after = deadline.since(began);
+        let detail = match self.rails.any(deadline) {
+            true => ": the rails are up, and none of them brought it".to_owned(),
+            false => format!(": {}", self.rails_down()),
+        };
         let error = Error::TimedOut { what: what.clone(), after, detail };
         self.unanswered(began);
         self.fail_call(id, error);
