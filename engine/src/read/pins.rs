@@ -254,7 +254,7 @@ mod tests {
         assert_eq!((pins.due(at(2)), pins.next(at(2000))), (Some(at(2001)), None));
         assert_eq!(pins.next(at(2001)).unwrap(), PinChange { sequence: 2, add: vec![], ..change });
         pins.answered(&answer(false));
-        (0..3).for_each(|_| pins.unpin(2000));
+        (0..3).for_each(|_| drop(pins.unpin(2000)));
         assert_eq!(pins.next(at(2002)).unwrap().remove, [2000]);
         pins.answered(&answer(false));
         assert_eq!((pins.due(at(9000)), pins.counts()), (None, Counts::default()));

@@ -225,6 +225,9 @@ impl Kept {
     }
 }
 
+/// Segments that are not whole in some log directory: name and directory.
+pub type Unequal = Vec<(String, String)>;
+
 /// The index, brought to the end of the log, and the log.
 struct Replayed {
     index: Index,
@@ -280,8 +283,7 @@ impl LogCatalog {
     }
 
     /// Reads the log, and changes nothing: the index is made in `options.state_dir`, which is to be one of its own.
-    /// Gives the segments that are not whole in some log directory, too: name and directory.
-    pub fn inspect(options: &LogCatalogOptions) -> Result<(Arc<LogCatalog>, Vec<(String, String)>), StartError> {
+    pub fn inspect(options: &LogCatalogOptions) -> Result<(Arc<LogCatalog>, Unequal), StartError> {
         let Replayed { index, found, discarded, replayed } = replay(options)?;
         let (last, unequal) = (found.next.saturating_sub(1), found.unequal());
         let why = "the log is only inspected".to_owned();
