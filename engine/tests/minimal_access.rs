@@ -33,7 +33,10 @@ fn places(words: &str) -> Vec<(String, usize)> {
         let text = std::fs::read_to_string(path).unwrap();
         let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         let file = path.strip_prefix(root).unwrap().display().to_string();
-        (!file.contains("tests")).then(|| (file, code.matches(words).count())).filter(|(_, count)| *count > 0)
+        // Examples that must not compile name it, too.
+        let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let count = code.map(|line| line.matches(words).count()).sum();
+        (!file.contains("tests")).then_some((file, count)).filter(|(_, count)| *count > 0)
     };
     files.iter().filter_map(count).collect()
 }
@@ -44,9 +47,8 @@ fn only(expected: &[(&str, usize)]) -> Vec<(String, usize)> {
 
 #[test]
 fn i7_access_to_memory_is_given_in_one_place() {
-    // The second one gives what was never sent back to its owner; the third is an example that must not compile.
-    let places_of_expose = [("engine/src/rail/pending.rs", 2), ("engine/src/verbs.rs", 1)];
-    assert_eq!(places(".expose()"), only(&places_of_expose));
+    // The second one gives what was never sent back to its owner.
+    assert_eq!(places(".expose()"), only(&[("engine/src/rail/pending.rs", 2)]));
     assert_eq!(places(".landing()"), only(&[("engine/src/rail/land.rs", 1)]));
     assert_eq!(
         places("Fence::proved()"),
