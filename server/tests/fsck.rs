@@ -66,7 +66,7 @@ fn i2_fsck_names_all_that_is_wrong_and_repairs_what_can_be() {
     let mut server = TestServer::start(3, 1, "");
     let client = TestClient::connect(&server);
     let mut paths = BTreeMap::new();
-    for (seed, key) in (0..).zip(["flipped", "gone", "cut", "table", "one", "other", "moved", "well"]) {
+    for (seed, key) in (0..).zip(["flipped", "gone", "cut", "table", "one", "other", "moved", "well", "aside"]) {
         client.put_with(key, &pattern(SIZE, seed), layout()).unwrap();
         let descriptor = client.object(key).0;
         let all: Vec<_> = (0..3).map(|component| server.path(&descriptor, component)).collect();
@@ -78,8 +78,8 @@ fn i2_fsck_names_all_that_is_wrong_and_repairs_what_can_be() {
     server.stop();
     let config = server.config.clone();
     let (report, problems) = run(&config, false);
-    assert_eq!((report.versions, report.components, problems.len()), (8, 24, 0), "{problems:?}");
-    assert_eq!(report.bytes, 8 * SIZE as u64);
+    assert_eq!((report.versions, report.components, problems.len()), (9, 27, 0), "{problems:?}");
+    assert_eq!(report.bytes, 9 * SIZE as u64);
 
     // Component 1 of an object, its page 2: the second stripe of the component, stripe 4 of the object.
     flip(&paths["flipped"][1], 4096 + (128 << 10) + 77);
@@ -92,6 +92,10 @@ fn i2_fsck_names_all_that_is_wrong_and_repairs_what_can_be() {
     let away = paths["moved"][0].parent().unwrap().parent().unwrap().to_owned();
     let elsewhere = config.stripe_dirs.iter().find(|directory| **directory != away).unwrap();
     std::fs::rename(&paths["moved"][0], elsewhere.join("lost").join(paths["moved"][0].file_name().unwrap())).unwrap();
+    // Another, in the lost/ of its own.
+    let aside = &paths["aside"][1];
+    let lost = aside.parent().unwrap().parent().unwrap().join("lost");
+    std::fs::rename(aside, lost.join(aside.file_name().unwrap())).unwrap();
     // What no record names.
     let folder = config.stripe_dirs[0].join("components");
     let there = |component: usize| paths["well"][component].starts_with(&config.stripe_dirs[0]);
@@ -115,13 +119,14 @@ fn i2_fsck_names_all_that_is_wrong_and_repairs_what_can_be() {
         (Kind::Misplaced, String::new(), Some(0)),
         (Kind::Misplaced, String::new(), Some(0)),
         (Kind::Missing, ns("moved"), Some(0)),
+        (Kind::Missing, ns("aside"), Some(1)),
         (Kind::Orphaned, String::new(), well),
         (Kind::Debris, String::new(), Some(0)),
         (Kind::Foreign, String::new(), None),
     ];
     want.sort();
     assert_eq!(sorted(&problems), want);
-    assert_eq!(report.remaining, 11, "what is foreign is only mentioned");
+    assert_eq!(report.remaining, 12, "what is foreign is only mentioned");
     let of = |key: &str| problems.iter().find(|p| p.object == Some(name(key))).unwrap().to_string();
     for (key, words) in [
         ("flipped", &["page 2 of the component", "stripe 4", "checksum"][..]),
@@ -153,7 +158,7 @@ fn i2_fsck_names_all_that_is_wrong_and_repairs_what_can_be() {
 
     server.serve().unwrap();
     let client = TestClient::connect(&server);
-    for (seed, key) in [(4, "one"), (5, "other"), (6, "moved"), (7, "well")] {
+    for (seed, key) in [(4, "one"), (5, "other"), (6, "moved"), (7, "well"), (8, "aside")] {
         assert_eq!(client.read(key), pattern(SIZE, seed), "{key}");
     }
 }

@@ -160,6 +160,7 @@ impl Client {
             }
             let name = format!("{} {}", listener.fabric, way.address());
             let mut seed = [0u8; 8];
+            // It only spreads reconnects: where there is no random number 0 will do.
             let _ = getrandom::fill(&mut seed);
             let seed = u64::from_le_bytes(seed);
             let place = opened.iter().position(|(of, _)| *of == way);

@@ -17,11 +17,11 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckWay {
     /// Whichever was measured to be quicker of late; by READ until both were.
-    #[default]
     Auto,
     /// By a READ of the slot where a rail can; else by frame.
     Read,
     /// By frame.
+    #[default]
     Frame,
 }
 

@@ -91,15 +91,27 @@ pub(super) fn put_back(
         if verify::component(&from, key, descriptor).is_err() {
             continue;
         }
-        // Beside the place, under a name that is no component's: what is left of it is foreign, and found as such.
-        let beside = directory.lost().join(format!("{name}.putting-back"));
-        let copied = std::fs::copy(&from, &beside).and_then(|_| File::open(&beside)?.sync_all());
-        copied.map_err(failed("copy to", &beside))?;
-        std::fs::rename(&beside, path).map_err(failed("put back", path))?;
         let folder = directory.components();
-        sync_directory(&folder).map_err(failed("sync", &folder))?;
-        if movable && let Err(error) = std::fs::remove_file(&from) {
-            tracing::warn!(path = %from.display(), %error, "a copy that was put back is left in lost/");
+        if from.parent() == Some(directory.lost().as_path()) {
+            // Within one file system nothing need be copied, and no room is needed.
+            let synced = File::open(&from).and_then(|file| file.sync_all());
+            synced.map_err(failed("sync", &from))?;
+            std::fs::rename(&from, path).map_err(failed("put back", path))?;
+            sync_directory(&folder).map_err(failed("sync", &folder))?;
+        } else {
+            // Under a name that is no component's, which the next attempt writes over.
+            let beside = directory.lost().join(format!("{name}.putting-back"));
+            let copied = std::fs::copy(&from, &beside).and_then(|_| File::open(&beside)?.sync_all());
+            if let Err(error) = copied {
+                // What there is of it only takes room; the failure is told.
+                let _ = std::fs::remove_file(&beside);
+                return Err(failed("copy to", &beside)(error));
+            }
+            std::fs::rename(&beside, path).map_err(failed("put back", path))?;
+            sync_directory(&folder).map_err(failed("sync", &folder))?;
+            if movable && let Err(error) = std::fs::remove_file(&from) {
+                tracing::warn!(path = %from.display(), %error, "a copy that was put back is left in lost/");
+            }
         }
         return Ok(Some(format!("a whole copy was put back from {}", from.display())));
     }

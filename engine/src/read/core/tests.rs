@@ -114,6 +114,7 @@ fn proof(slot: u64, incarnation: u64) -> Proof {
 impl World {
     fn new(seed: u64, rails: usize, arena: u64) -> World {
         let mut core = Core::new(Arena::new(arena).unwrap(), 1 << 20);
+        core.check_way(crate::read::lease::CheckWay::Auto);
         let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: 1 };
         core.session(Session { scope, max_fetch: 1 << 20, pins: true, lease: LEASE });
         for rail in 0..rails {
