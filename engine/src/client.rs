@@ -21,6 +21,7 @@ pub use crate::rail::Opening;
 use crate::read::core::Core;
 pub use crate::read::core::Freshness;
 use crate::read::driver::Driver;
+pub use crate::read::lease::CheckWay;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof};
 use railfs_proto::name::ObjectName;
 use railfs_proto::watch::WatchPage;
@@ -81,6 +82,8 @@ pub struct Config {
     /// Where less memory may be locked than the RDMA rails of the first session register: connecting fails. Else they are left
     /// alone, and TCP is used, loudly.
     pub refuse_shortage: bool,
+    /// See [`CheckWay`].
+    pub check: CheckWay,
 }
 
 impl Default for Config {
@@ -101,6 +104,7 @@ impl Default for Config {
             rails: Vec::new(),
             refuse_reads: false,
             refuse_shortage: false,
+            check: CheckWay::Frame,
         }
     }
 }
@@ -347,6 +351,7 @@ impl Client {
         core.pin_lease(u64::from_le_bytes(lease).max(1));
         core.attempt = config.request_deadline;
         core.refuse = config.refuse_reads;
+        core.check_way(config.check);
         // One renewal at a time: what does not fit into the channel is already on its way.
         let wake = Box::new(move || {
             let _ = renew.try_send(());
@@ -562,6 +567,7 @@ impl Client {
             .driver
             .inspect(|core, _| (core.counts(), core.cached_bytes(), core.activity(), core.committed_bytes()));
         let pins = self.driver.inspect(|core, _| core.pin_counts());
+        let [check_read, check_frame] = self.driver.inspect(|core, _| core.check_pace()).map(Option::unwrap_or_default);
         let (admission, ahead) = self.driver.inspect(|core, _| (core.admission(), core.ahead_bytes()));
         let [reads, fetches, checks, waiting] = activity;
         let mut counters = counts.named();
@@ -573,6 +579,8 @@ impl Client {
             ("reads_waiting_now", waiting),
             ("committed_bytes_now", committed),
             ("put_bytes_now", self.puts.in_flight()),
+            ("check_read_nanoseconds", check_read),
+            ("check_frame_nanoseconds", check_frame),
             ("pins_now", pins.pins),
             ("pins_unsaid_now", pins.unsaid),
             ("pins_lost", pins.lost),

@@ -20,21 +20,29 @@ impl Time {
     }
 }
 
-/// The process's monotonic clock.
+/// The machine's clock since it was started, time in suspension included (`CLOCK_BOOTTIME`): a lease does not last longer
+/// because whoever holds it was asleep.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock(Instant);
+pub struct Clock(u64);
+
+fn boot_time() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
 
 impl Clock {
     /// Starts now. Clones agree.
     pub fn start() -> Clock {
-        Clock(Instant::now())
+        Clock(boot_time())
     }
     /// See [`Time`].
     pub fn now(&self) -> Time {
-        Time(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        Time(boot_time().saturating_sub(self.0))
     }
-    /// The same moment on the standard library's clock (for waiting).
+    /// The same moment on the standard library's clock (for waiting), if the machine is not suspended until then.
     pub fn instant(&self, time: Time) -> Instant {
-        self.0 + Duration::from_nanos(time.0.min(u64::MAX / 4))
+        let left = Duration::from_nanos(time.0.min(u64::MAX / 4).saturating_sub(self.now().0));
+        Instant::now() + left
     }
 }

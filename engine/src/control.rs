@@ -86,6 +86,8 @@ pub struct Session {
     pub software: String,
     /// It keeps versions that clients pin.
     pub pins: bool,
+    /// How long the server's lease lasts.
+    pub lease: Duration,
 }
 
 impl Session {
@@ -102,6 +104,7 @@ impl Session {
             control_addresses: hello.control_addresses.clone(),
             software: hello.software.clone(),
             pins: hello.capabilities.iter().any(|word| word == railfs_proto::pin::CAPABILITY),
+            lease: hello.lease,
         }
     }
 

@@ -87,6 +87,31 @@ pub struct Submission {
     pub deadline: Time,
 }
 
+/// Version slots of a server that can be READ through a rail: see [`Event::Slots`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Whose they are.
+    pub incarnation: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// Most words that one look may ask for.
+pub const MAX_LOOK: usize = 16;
+
+/// Words of version slots, to be READ from the server's memory without its software taking part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Unique among everything ever submitted to this rail.
+    pub id: u64,
+    /// Of which run of the server.
+    pub incarnation: u64,
+    /// Which slots: 1 to [`MAX_LOOK`], each below [`Slots::count`].
+    pub slots: Vec<u32>,
+    /// When it fails with [`Cause::Expired`] at the latest.
+    pub deadline: Time,
+}
+
 /// What becomes of a landing's memory.
 #[derive(Debug)]
 pub enum Hand {
@@ -156,6 +181,16 @@ pub enum Event {
         /// Its memory.
         extent: Fenced,
     },
+    /// The words of a [`Look`], in its order, as the server's memory had them at some moment after it was asked for. One may be
+    /// torn, or of a server that is no more: whoever asked judges that.
+    Looked {
+        /// Of the look.
+        id: u64,
+        /// The words.
+        words: Vec<u64>,
+    },
+    /// The slots that can be READ from now on, or none. A rail that goes down takes them with it.
+    Slots(Option<Slots>),
     /// The rail changed its state.
     State(State),
 }
@@ -191,7 +226,10 @@ pub struct Counters {
 pub trait Rail: Send + Sync + Debug {
     /// Takes a request. Never blocks, never calls [`Events`] from inside.
     fn submit(&self, submission: Submission);
-    /// Gives up waiting for a reply. Unknown ids are ignored.
+    /// READs slot words; gives exactly one [`Event::Looked`] or [`Event::Failed`]. Only for rails that told [`Event::Slots`]; the
+    /// others know nothing of it. Never blocks, never calls [`Events`] from inside.
+    fn look(&self, _look: Look) {}
+    /// Gives up waiting for a reply or a look. Unknown ids are ignored.
     fn cancel(&self, id: u64);
     /// See [`Counters`].
     fn counters(&self) -> Counters;

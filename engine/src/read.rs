@@ -11,6 +11,7 @@ pub mod admission;
 pub mod core;
 pub mod driver;
 pub mod landed;
+pub mod lease;
 pub mod pins;
 pub mod plan;
 pub mod rails;

@@ -100,6 +100,17 @@ fn late_and_lying_servers_over_verbs() {
     assert_eq!(left, railfs_engine::verbs::Live::default(), "what the tests made is not all gone");
 }
 
+/// The lease on real devices: an old run's slots stay registered, and its queue pairs connected, while a successor publishes.
+#[cfg(feature = "rdma")]
+#[test]
+fn i3_real_devices_that_answer_for_a_server_that_is_gone_are_not_believed() {
+    let name = "i3_real_devices_that_answer_for_a_server_that_is_gone_are_not_believed";
+    match rail::verbs::devices() {
+        None => rail::skip(name, "RAILFS_VERBS_DEVICES names no devices (make test-rdma runs it)"),
+        Some(devices) => rail::lease::predecessor(&devices),
+    }
+}
+
 fn new(new: &New) -> Box<dyn World> {
     let world = new(Setup::default());
     world.up();

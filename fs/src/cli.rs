@@ -163,7 +163,7 @@ struct MountCommand {
     /// mode=strict|snapshot, io=auto|direct|cached, rdma_opening=auto|windows|arena, arena=SIZE, threads=N, workers=N,
     /// readahead=SIZE, read_timeout=TIME,
     /// metadata_timeout=TIME, connect_timeout=TIME, request_timeout=TIME, cq_timeout=TIME, rails=FROM~TO+FROM~TO...,
-    /// metadata_ttl=TIME, retry=TIME, stop_timeout=TIME,
+    /// metadata_ttl=TIME, check=auto|read|frame, retry=TIME, stop_timeout=TIME,
     /// log=FILE, uid=N, gid=N, umask=OCTAL
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,

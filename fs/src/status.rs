@@ -451,6 +451,7 @@ mod tests {
         let mut counters: Vec<&str> = counts.iter().map(|(name, _)| *name).collect();
         counters.extend(["reads_inline", "reads_now", "fetches_now", "checks_now", "reads_waiting_now"]);
         counters.extend(["committed_bytes_now", "put_bytes_now", "pins_now", "pins_unsaid_now", "pins_lost"]);
+        counters.extend(["check_read_nanoseconds", "check_frame_nanoseconds"]);
         counters.extend(railfs_engine::rail::rdma_counters().map(|(name, _)| name));
         counters.sort_unstable();
         assert_eq!(documented("## Counters of a client"), counters);

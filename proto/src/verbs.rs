@@ -16,8 +16,10 @@
 //! ```
 //! All numbers are little endian. The transport checks packets; what a frame says is checked here.
 
+use crate::hello::MAX_LEASE_MILLISECONDS;
 use crate::limits::{MAX_EXTENT, MAX_RAIL_MESSAGE};
 use crate::v1;
+use std::time::Duration;
 
 /// Bytes of the first piece's header.
 pub const FIRST: usize = 48;
@@ -344,6 +346,70 @@ pub struct End {
     pub reads_asked: u8,
     /// It answers requests for bulk by offers, where they ask for that.
     pub offers: bool,
+    /// Of a server: its slots.
+    pub slots: Option<SlotArray>,
+}
+
+/// Most slots that a server may announce.
+pub const MAX_SLOTS: u64 = 1 << 32;
+
+/// A server's version slots, checked: they lie inside the address space, and are aligned so that a word is read whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotArray {
+    /// Of the first word, in the server's terms.
+    pub address: u64,
+    /// The key to read them with.
+    pub key: u32,
+    /// Words, 1 to [`MAX_SLOTS`].
+    pub count: u64,
+    /// Whose they are; not 0.
+    pub incarnation: u64,
+    /// The server lease, 1 ms to [`MAX_LEASE_MILLISECONDS`].
+    pub lease: Duration,
+}
+
+impl SlotArray {
+    /// Checks every claim.
+    ///
+    /// # Errors
+    /// The first that is wrong.
+    pub fn from_message(message: &v1::SlotArray) -> Result<SlotArray, EndError> {
+        let wrong = |text: String| Err(EndError(text));
+        let v1::SlotArray { address, key, count, incarnation, lease_milliseconds } = *message;
+        if address == 0 || address % 8 != 0 {
+            return wrong(format!("slots at address {address:#x}, which is no multiple of 8"));
+        }
+        if !(1..=MAX_SLOTS).contains(&count) {
+            return wrong(format!("{count} slots are not from 1 to {MAX_SLOTS}"));
+        }
+        if address.checked_add(count * 8).is_none() {
+            return wrong(format!("{count} slots at address {address:#x} go past the end"));
+        }
+        if incarnation == 0 {
+            return wrong("slots of incarnation 0".into());
+        }
+        if !(1..=MAX_LEASE_MILLISECONDS).contains(&lease_milliseconds) {
+            return wrong(format!("a lease of {lease_milliseconds} ms is not from 1 to {MAX_LEASE_MILLISECONDS}"));
+        }
+        let lease = Duration::from_millis(lease_milliseconds.into());
+        Ok(SlotArray { address, key, count, incarnation, lease })
+    }
+
+    /// As it goes over the wire.
+    pub fn to_message(&self) -> v1::SlotArray {
+        v1::SlotArray {
+            address: self.address,
+            key: self.key,
+            count: self.count,
+            incarnation: self.incarnation,
+            lease_milliseconds: u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Where a slot's word is; `None`: there is no such slot.
+    pub fn place(&self, slot: u32) -> Option<u64> {
+        (u64::from(slot) < self.count).then(|| self.address + u64::from(slot) * 8)
+    }
 }
 
 /// Why the other side's end is refused.
@@ -388,6 +454,7 @@ impl End {
             return wrong(format!("{answered} READs answered or {asked} asked for at a time are more than 255"));
         };
         let pairs = message.pairs.iter().map(|pair| Pair { number: pair.number, psn: pair.psn }).collect();
+        let slots = message.slots.as_ref().map(SlotArray::from_message).transpose()?;
         Ok(End {
             gid,
             lid,
@@ -398,6 +465,7 @@ impl End {
             reads_answered,
             reads_asked,
             offers: message.offers,
+            slots,
         })
     }
 
@@ -413,6 +481,7 @@ impl End {
             reads_answered: self.reads_answered.into(),
             reads_asked: self.reads_asked.into(),
             offers: self.offers,
+            slots: self.slots.as_ref().map(SlotArray::to_message),
         }
     }
 }

@@ -119,8 +119,22 @@ fn pieces_out_of_order_are_refused() {
 
 type Change = fn(&mut v1::VerbsEnd);
 
+fn slots_of(end: &mut v1::VerbsEnd) -> &mut v1::SlotArray {
+    end.slots.get_or_insert_default()
+}
+
+#[test]
+fn a_slot_has_its_place_inside_the_array_or_none() {
+    let slots = SlotArray { address: 0x1000, key: 7, count: 64, incarnation: 3, lease: Duration::from_secs(2) };
+    assert_eq!((slots.place(0), slots.place(63)), (Some(0x1000), Some(0x11f8)));
+    assert_eq!((slots.place(64), slots.place(u32::MAX)), (None, None));
+    let last = SlotArray { address: u64::MAX - 15, count: 1, ..slots };
+    assert_eq!(SlotArray::from_message(&last.to_message()).map(|slots| slots.place(0)), Ok(Some(u64::MAX - 15)));
+}
+
 #[test]
 fn each_wrong_claim_of_an_end_is_refused() {
+    let slots = SlotArray { address: 0x1000, key: 7, count: 64, incarnation: 3, lease: Duration::from_secs(2) };
     let end = End {
         gid: [9; 16],
         lid: 0,
@@ -131,6 +145,7 @@ fn each_wrong_claim_of_an_end_is_refused() {
         reads_answered: 255,
         reads_asked: 16,
         offers: true,
+        slots: Some(slots),
     };
     assert_eq!(End::from_message(Some(&end.to_message())), Ok(end.clone()));
     let changes: &[Change] = &[
@@ -148,6 +163,14 @@ fn each_wrong_claim_of_an_end_is_refused() {
         |end| end.pairs[4].psn = 1 << 24,
         |end| end.reads_answered = 256,
         |end| end.reads_asked = 256,
+        |end| slots_of(end).address = 0,
+        |end| slots_of(end).address = 0x1004,
+        |end| slots_of(end).address = u64::MAX - 7,
+        |end| slots_of(end).count = 0,
+        |end| slots_of(end).count = MAX_SLOTS + 1,
+        |end| slots_of(end).incarnation = 0,
+        |end| slots_of(end).lease_milliseconds = 0,
+        |end| slots_of(end).lease_milliseconds = MAX_LEASE_MILLISECONDS + 1,
     ];
     for change in changes {
         let mut message = end.to_message();

@@ -85,7 +85,11 @@ fn seeds(target: &str) -> Seeds {
                 (name.to_owned(), pieces.iter().flat_map(|piece| targets::piece_seed(piece)).collect())
             })
             .collect(),
-        "verbs_end" => numbered([values::verbs_end().encode_to_vec(), values::verbs_end_offers().encode_to_vec()]),
+        "verbs_end" => numbered([
+            values::verbs_end().encode_to_vec(),
+            values::verbs_end_with_slots().encode_to_vec(),
+            values::verbs_end_offers().encode_to_vec(),
+        ]),
         "units" => numbered(["64 KiB", "500 ms", "4194304", "2 h", "1 TiB"]),
         other => panic!("target {other} has no seeds"),
     }

@@ -66,6 +66,8 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("VerbsPair", v::verbs_end().pairs[1]);
     visit.message("VerbsEnd", v::verbs_end());
     visit.message("VerbsEnd-offers", v::verbs_end_offers());
+    visit.message("VerbsEnd-slots", v::verbs_end_with_slots());
+    visit.message("SlotArray", v::slot_array());
     visit.message("JoinVerbsRequest", v::join_verbs_request());
     visit.message("JoinVerbsReply", v1::JoinVerbsReply { outcome: outcome.clone(), end: Some(v::verbs_end()) });
     visit.message("ListRequest", v::list_request());
@@ -120,6 +122,8 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("PullReply", v::pull_reply());
     visit.message("PinRequest", v::pin_request());
     visit.message("PinReply", v::pin_reply());
+    visit.message("LeaseRequest", v1::LeaseRequest {});
+    visit.message("LeaseReply", v1::LeaseReply { lease_milliseconds: 2000 });
     v::rail_requests().into_iter().for_each(|(name, request)| visit.message(name, request));
     v::rail_replies().into_iter().for_each(|(name, reply)| visit.message(name, reply));
 
@@ -283,6 +287,8 @@ fn pieces_of_verbs_frames_are_as_they_were() {
     for end in [values::verbs_end(), values::verbs_end_offers()] {
         assert!(verbs::End::from_message(Some(&end)).is_ok());
     }
+    let slots = verbs::End::from_message(Some(&values::verbs_end_with_slots())).unwrap().slots.unwrap();
+    assert_eq!((slots.count, slots.incarnation), (1 << 20, INCARNATION));
 }
 
 #[test]

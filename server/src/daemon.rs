@@ -5,7 +5,7 @@
 //! clean stop leaves a record that says so.
 
 use crate::admin::Admin;
-use crate::catalog::{DEFAULT_SLOTS, LogCatalog, LogCatalogOptions, Publisher, PublisherOptions, Recovered, Slots};
+use crate::catalog::{LogCatalog, LogCatalogOptions, Previous, Publisher, PublisherOptions, Recovered, Slots};
 use crate::config::Config;
 use crate::control::ControlService;
 use crate::control::addresses::{Announced, is_here};
@@ -68,7 +68,7 @@ pub enum StartError {
     #[error("an RDMA rail cannot be had: {0} (only `require_rdma` makes a device that is not there an error)")]
     Rdma(String),
     /// More is to be registered than may be locked.
-    #[error("RDMA rails: {0} (memory.max_registered is what half of it goes by)")]
+    #[error("RDMA rails: {0} (memory.max_registered is the sum of what is registered)")]
     Shortage(railfs_engine::memory::plan::Shortage),
     /// The stripe directories.
     #[error(transparent)]
@@ -200,7 +200,9 @@ impl Daemon {
         let bound = listen(config, clock)?;
         let started = Self::start_behind(config, clock, locked, &bound);
         if started.is_err() {
-            bound.rails.iter().flatten().for_each(Listener::stop);
+            for rail in bound.rails.iter().flatten() {
+                rail.stop();
+            }
             bound.memory.iter().for_each(|memory| memory.slab.stop());
         }
         started
@@ -222,10 +224,18 @@ impl Daemon {
             .build()
             .map_err(no_thread)?;
         let store = Arc::new(store::open_locked(locked)?);
-        let options = LogCatalogOptions::new(&store, config.state_dir.clone(), &config.node);
+        // Recorded before anybody can READ a slot: the run after this one waits out the leases of this one's clients.
+        let verbs = bound.rails.iter().flatten().any(Listener::is_verbs);
+        let options =
+            LogCatalogOptions { verbs, ..LogCatalogOptions::new(&store, config.state_dir.clone(), &config.node) };
         let (catalog, recovered) = LogCatalog::open(options).map_err(|error| StartError::Catalog(error.to_string()))?;
         let incarnation = recovered.incarnation;
-        let slots = Slots::new(&config.node, incarnation, DEFAULT_SLOTS);
+        let slots = Slots::new(&config.node, incarnation, crate::listeners::slots(config));
+        for rail in bound.rails.iter().flatten() {
+            if let Err(why) = rail.expose(&slots) {
+                tracing::error!(%why, "slots cannot be READ over this rail: its clients check by frame");
+            }
+        }
         let options = PublisherOptions { not_before: not_before(&recovered), ..PublisherOptions::default() };
         let publisher = Publisher::new(Arc::clone(&catalog) as _, slots, runtime.handle().clone(), options);
         if let Some(why) = store.read_only() {
@@ -373,15 +383,21 @@ impl Daemon {
                 let _ = tokio::time::timeout(GRACE, all).await;
             });
         }
+        let mut unread = true;
         for listener in self.listeners.drain(..).flatten() {
-            listener.stop();
+            unread &= listener.stop();
         }
         if let Some(memory) = self.memory.take() {
             memory.slab.stop();
         }
         let mut stopped = Ok(());
+        if clean && !unread {
+            // Without the last record the run after this one waits out the leases, as after a crash.
+            stopped = Err("queue pairs are left behind, through which clients may still READ version slots".to_owned());
+        }
         if let Some(catalog) = self.catalog.take()
             && clean
+            && unread
         {
             stopped = runtime.block_on(async {
                 match tokio::time::timeout(LAST_RECORD, catalog.stop()).await {
@@ -405,13 +421,9 @@ impl Drop for Daemon {
     }
 }
 
-/// Clients of the run before may trust its slots until their lease is over, unless it said good-bye or had no rail by
-/// which slots are read without asking.
+/// Clients of the run before may trust its slots until then.
 fn not_before(recovered: &Recovered) -> Option<tokio::time::Instant> {
-    let previous = recovered.previous.filter(|previous| previous.verbs && !previous.stopped)?;
-    let lease = Duration::from_millis(u64::from(previous.lease_milliseconds));
-    let wait = lease.saturating_add(lease / 4).saturating_add(Duration::from_secs(1));
-    Some(tokio::time::Instant::now() + wait)
+    recovered.previous.and_then(Previous::trusted_for).map(|wait| tokio::time::Instant::now() + wait)
 }
 
 /// The service that tells clients which services there are and what their messages look like.

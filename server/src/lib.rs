@@ -1,6 +1,6 @@
 //! `railfsd`, the railfs storage server, as a library.
 //!
-//! Arrows point one way: `daemon` -> `control`, `serve`, `put` -> `catalog` -> `store`.
+//! Arrows point one way: `daemon` -> `control`, `serve`, `put` -> `catalog` -> `store`; `fsck` stands beside `daemon`.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ pub mod catalog;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod fsck;
 pub mod health;
 pub mod listeners;
 pub mod manager;

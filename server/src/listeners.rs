@@ -3,6 +3,7 @@
 //! Guarantees: one for each `[[rail]]`, by its place there; an RDMA device that cannot be had leaves its place empty, said
 //! once, or stops the start where `require_rdma` says so; what rails register stays within `memory.max_registered`.
 
+use crate::catalog::{DEFAULT_SLOTS, Slots};
 use crate::config::{Config, RailConfig};
 use crate::serve::Gate;
 use railfs_engine::clock::Clock;
@@ -44,6 +45,9 @@ pub struct Counts {
     pub own: Option<SlabCounters>,
 }
 
+/// Bytes of a version slot.
+const WORD: u64 = 8;
+
 /// How `memory.max_registered` is divided, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
@@ -51,31 +55,40 @@ pub struct Shares {
     pub landing: u64,
     /// Of the slab, which each RDMA rail registers; 0: there are none.
     pub slab: u64,
+    /// Of the version slots, which each RDMA rail registers, too.
+    pub slots: u64,
     /// Of each RDMA rail's messages.
     pub messages: u64,
 }
 
-/// Each RDMA rail has an equal part: half of it for the slab, a quarter for the landings of puts, a quarter for messages. Without
-/// one all is for puts.
+/// Each RDMA rail has an equal part: half of it for the slab, a quarter for the landings of puts, a sixteenth at most for the
+/// version slots, the rest for messages. Without one all is for puts.
 pub fn shares(config: &Config) -> Shares {
     match config.rails.iter().filter(|rail| rail.is_rdma()).count() as u64 {
-        0 => Shares { landing: config.max_registered, slab: 0, messages: 0 },
+        0 => Shares { landing: config.max_registered, slab: 0, slots: DEFAULT_SLOTS as u64 * WORD, messages: 0 },
         rails => {
             let part = config.max_registered / rails;
             // Both are whole MiB when they are mapped.
             let whole = |bytes: u64| bytes >> 20 << 20;
             let (slab, landing) = (whole(part / 2), whole(part / 4));
-            Shares { landing, slab, messages: part - slab - landing }
+            let slots = WORD << (part / 16 / WORD).clamp(1 << 9, DEFAULT_SLOTS as u64).ilog2();
+            Shares { landing, slab, slots, messages: (part - slab - landing).saturating_sub(slots) }
         }
     }
 }
 
+/// Version slots of a run: fewer than [`DEFAULT_SLOTS`] where rdma rails, which register them each, have little memory. A power
+/// of two.
+pub fn slots(config: &Config) -> usize {
+    usize::try_from(shares(config).slots / WORD).unwrap_or(DEFAULT_SLOTS)
+}
+
 /// What the rdma rails register; `None`: there are none.
 pub fn plan(config: &Config) -> Option<Vec<Registration>> {
-    let shares = shares(config);
     let name = |rail: &RailConfig| rail.device.clone().unwrap_or_else(|| rail.listen.ip().to_string());
     let rails = config.rails.iter().filter(|rail| rail.is_rdma());
-    let parts = || vec![("slab", shares.slab), ("puts", shares.landing), ("messages", shares.messages)];
+    let Shares { landing, slab, slots, messages } = shares(config);
+    let parts = || vec![("slab", slab), ("puts", landing), ("slots", slots), ("messages", messages)];
     let plan: Vec<Registration> = rails.map(|rail| Registration { device: name(rail), parts: parts() }).collect();
     (!plan.is_empty()).then_some(plan)
 }
@@ -201,10 +214,33 @@ impl Listener {
         None
     }
 
-    /// Ends every connection; bounded by a second or so.
-    pub fn stop(&self) {
+    /// Whether it is one of queue pairs, through which slots can be READ.
+    pub fn is_verbs(&self) -> bool {
+        !matches!(self, Listener::Tcp(_))
+    }
+
+    /// Lets clients READ the slots where that can be: for those that join from now on.
+    ///
+    /// # Errors
+    /// The device does not register them.
+    #[cfg_attr(not(feature = "rdma"), allow(unused_variables))]
+    pub fn expose(&self, slots: &Slots) -> Result<(), String> {
         match self {
-            Listener::Tcp(tcp) => tcp.stop(),
+            Listener::Tcp(_) => Ok(()),
+            #[cfg(feature = "rdma")]
+            Listener::Verbs(verbs) => {
+                verbs.expose(slots.words().clone(), slots.incarnation(), railfs_proto::limits::LEASE)
+            }
+        }
+    }
+
+    /// Ends every connection; bounded by a second or so. Says whether nothing is left by which a client could still READ a slot.
+    pub fn stop(&self) -> bool {
+        match self {
+            Listener::Tcp(tcp) => {
+                tcp.stop();
+                true
+            }
             #[cfg(feature = "rdma")]
             Listener::Verbs(verbs) => verbs.stop(),
         }

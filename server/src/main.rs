@@ -1,4 +1,4 @@
-//! `railfsd`: makes stores, checks configurations, serves.
+//! `railfsd`: makes stores, checks configurations and stores, serves.
 //!
 //! Exit codes: 0 done, 1 failed, 2 usage or configuration.
 
@@ -7,9 +7,11 @@
 use clap::{CommandFactory, Parser, Subcommand};
 use railfs_engine::notify::{Notifier, Word};
 use railfs_proto::limits::STOP_DEADLINE;
+use railfs_proto::units::format_size;
 use railfs_server::config::Config;
 use railfs_server::daemon::Daemon;
-use railfs_server::{manager, manual, store};
+use railfs_server::fsck::{Kind, Problem, Report};
+use railfs_server::{fsck, manager, manual, store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{IsTerminal, Write};
@@ -46,6 +48,18 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Compare what the log says with what lies in the stripe directories, every byte; no server may have them open
+    Fsck {
+        /// The configuration
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Put right what can be: components that lie in a wrong place, leftovers, a log that is not whole
+        #[arg(long)]
+        repair: bool,
+        /// One JSON object for each problem, and one for the sum
+        #[arg(long)]
+        json: bool,
+    },
     /// Write the manual pages into a directory
     #[command(hide = true)]
     Manual {
@@ -58,6 +72,70 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+}
+
+/// For scripts.
+fn problem_json(problem: &Problem) -> serde_json::Value {
+    serde_json::json!({
+        "problem": problem.kind.name(),
+        "object": problem.object.as_ref().map(ToString::to_string),
+        "version": problem.version,
+        "component": problem.component,
+        "path": problem.path,
+        "detail": problem.detail,
+        "repaired": problem.repaired,
+    })
+}
+
+fn report_json(report: &Report) -> serde_json::Value {
+    let count = |(kind, (found, repaired)): (&Kind, &(u64, u64))| {
+        (kind.name().to_owned(), serde_json::json!({ "found": found, "repaired": repaired }))
+    };
+    let problems: serde_json::Map<_, _> = report.problems.iter().map(count).collect();
+    serde_json::json!({
+        "versions": report.versions,
+        "components": report.components,
+        "bytes": report.bytes,
+        "problems": problems,
+        "remaining": report.remaining,
+    })
+}
+
+/// Words for what was looked at and found.
+fn sum_up(report: &Report) -> String {
+    let Report { versions, components, bytes, problems, remaining } = report;
+    let kinds = problems.iter().map(|(kind, (found, repaired))| match repaired {
+        0 => format!("{found} {}", kind.name()),
+        repaired => format!("{found} {} ({repaired} repaired)", kind.name()),
+    });
+    let kinds = kinds.collect::<Vec<_>>().join(", ");
+    let found = if kinds.is_empty() { "all is well".to_owned() } else { format!("{kinds}; {remaining} remain") };
+    format!("{versions} versions, {components} components, {} read: {found}", format_size(*bytes))
+}
+
+fn fsck(file: &Path, repair: bool, json: bool) -> ExitCode {
+    let config = match Config::load(file) {
+        Ok(config) => config,
+        Err(error) => return complain(USAGE, &error),
+    };
+    let mut told = |problem: &Problem| {
+        if json {
+            say(format_args!("{}", problem_json(problem)));
+        } else {
+            say(format_args!("{problem}"));
+        }
+    };
+    match fsck::check(&config, repair, &mut told) {
+        Ok(report) => {
+            if json {
+                say(format_args!("{}", report_json(&report)));
+            } else {
+                say(format_args!("{}", sum_up(&report)));
+            }
+            if report.remaining == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+        }
+        Err(error) => complain(FAILED, &error),
+    }
 }
 
 /// Whoever reads the output may have gone: that is no error.
@@ -81,6 +159,7 @@ fn main() -> ExitCode {
     match arguments.command {
         Command::Init { directories } => init(&directories),
         Command::Serve { config } => serve(&config),
+        Command::Fsck { config, repair, json } => fsck(&config, repair, json),
         Command::Manual { directory } => match manual::write(Arguments::command(), &directory) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(FAILED, &format!("{}: {error}", directory.display())),

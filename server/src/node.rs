@@ -45,6 +45,8 @@ counters! {
     lookups,
     /// Proofs checked by frame.
     checks,
+    /// Frames by which clients kept the server's lease, and nothing else.
+    lease_renewals,
     /// Fetches asked for.
     fetches,
     /// Object bytes sent in fetches.

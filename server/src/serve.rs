@@ -19,6 +19,7 @@ use prost::Message;
 use railfs_engine::clock::Time;
 use railfs_engine::rail::tcp::{Admit, Joined};
 use railfs_engine::rail::{Bulk, Handler, Incoming, Lane, Rail, Replier};
+use railfs_proto::limits::LEASE;
 use railfs_proto::reply::{Refusal, ok_outcome};
 use railfs_proto::v1::{self, Code, JoinRequest, Outcome, RailReply, rail_reply, rail_request};
 use railfs_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
@@ -202,6 +203,11 @@ impl Server {
             Some(rail_request::Body::Lookup(lookup)) => self.rail_lookup(&lookup, due, answer),
             Some(rail_request::Body::Fetch(fetch)) => self.fetch(fetch, due, answer),
             Some(rail_request::Body::Pin(pin)) => self.pin(&pin, now, answer),
+            Some(rail_request::Body::Lease(_)) => {
+                count(&self.node.counters.lease_renewals);
+                let lease_milliseconds = u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX);
+                answer.body(rail_reply::Body::Lease(v1::LeaseReply { lease_milliseconds }));
+            }
             Some(rail_request::Body::Pull(_)) => {
                 answer.refuse(&Refusal::new(Code::Invalid, "a server is not pulled from"));
             }

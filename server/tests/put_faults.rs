@@ -262,17 +262,19 @@ fn i8_components_that_no_record_names_are_removed_or_kept_as_lost() {
     let header = Header::new(&name("never"), &descriptor, 0).unwrap().encode();
     std::fs::write(folder.join("7002.0"), header).unwrap();
     // Valid, but under another's name.
-    std::fs::write(folder.join("7003.0"), header).unwrap();
+    let other = Descriptor { version: 7004, ..descriptor };
+    std::fs::write(folder.join("7003.0"), Header::new(&name("never"), &other, 0).unwrap().encode()).unwrap();
     server.serve().unwrap();
     let found = server.daemon().found();
-    assert_eq!((found.kept, found.removed, found.lost, found.foreign), (1, 3, 1, 2));
-    assert!(server.config.stripe_dirs[0].join("lost/7002.0").exists() && folder.join("notes.txt").exists());
+    assert_eq!((found.kept, found.removed, found.lost, found.foreign), (1, 2, 2, 2));
+    let lost = server.config.stripe_dirs[0].join("lost");
+    assert!(lost.join("7002.0").exists() && lost.join("7004.0").exists() && folder.join("notes.txt").exists());
     assert!(folder.join("9999.0").is_dir());
     let client = TestClient::connect(&server);
     assert_eq!(client.read("a"), b"1");
     let status = client.runtime.block_on(client.control.status()).unwrap();
     let lost: Vec<_> = status.directories.iter().map(|d| (d.lost_files, d.lost_bytes)).collect();
-    assert_eq!(lost, [(1, 4096), (0, 0)]);
+    assert_eq!(lost, [(2, 8192), (0, 0)]);
 }
 
 #[test]

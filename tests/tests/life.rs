@@ -200,7 +200,7 @@ fn s17_a_mount_behind_the_command_is_there_if_and_only_if_the_command_says_so() 
     let mut cluster = store(&Plan::default());
     let place = place(&cluster, "place");
     let nowhere = cluster.root.path().join("nowhere");
-    run(&mut mount_command(&cluster, &nowhere, &[]), SOON).refused(1, &["nowhere", "make it first"]);
+    run(&mut mount_command(&cluster, &nowhere, &[]), SOON).refused(1, &["nowhere", "does not exist"]);
     let file = cluster.root.path().join("source");
     run(&mut mount_command(&cluster, &file, &[]), SOON).refused(1, &["source", "not a directory"]);
     run(&mut mount_command(&cluster, &place, &["-o", "log=/no/such/log"]), SOON).refused(1, &["/no/such/log"]);

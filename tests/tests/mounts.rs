@@ -214,7 +214,7 @@ fn begin_and_end_of_a_mount_behind_the_command() {
     cluster.put(&file, "f");
     let place = cluster.root.path().join("place");
     let arguments = |verb: &str| [verb.to_owned(), cluster.url(""), place.display().to_string()];
-    cluster.cli(&arguments("mount")).refused(1, &["make it first"]);
+    cluster.cli(&arguments("mount")).refused(1, &["does not exist"]);
     std::fs::create_dir(&place).unwrap();
     std::fs::write(place.join("there"), "x").unwrap();
     cluster.cli(&arguments("mount")).refused(1, &["is not empty"]);

@@ -90,6 +90,7 @@ impl Client {
             scope: session.scope(),
             max_fetch: session.max_fetch_bytes,
             pins: session.pins,
+            lease: session.lease,
         });
         self.take_rails(session, &mut rails);
     }
@@ -159,6 +160,7 @@ impl Client {
             }
             let name = format!("{} {}", listener.fabric, way.address());
             let mut seed = [0u8; 8];
+            // It only spreads reconnects: where there is no random number 0 will do.
             let _ = getrandom::fill(&mut seed);
             let seed = u64::from_le_bytes(seed);
             let place = opened.iter().position(|(of, _)| *of == way);

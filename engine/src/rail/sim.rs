@@ -6,17 +6,21 @@
 //! * It keeps the contract of the rail trait, as verbs will: a landing whose request has expired, or whose connection has
 //!   died, may still be written to; the event says [`Hand::Held`](super::Hand::Held), and [`Event::Released`] follows when the fence has come.
 //! * Frames of one lane keep their order; lanes do not know of each other.
+//! * A landing is reached by its key, inside its bounds, until its fence has come; any other WRITE hits nothing and ends the
+//!   connection. A server whose software hangs is a card that goes on answering READs ([`SimLink::hang`]).
 
+mod card;
 mod link;
 
 use super::backoff::Random;
 use super::tcp::Limits;
-use super::{Counters, Event, Events, Handler, Incoming, Lane, Rail, State, Submission};
+use super::{Counters, Event, Events, Handler, Incoming, Lane, Look, Rail, State, Submission};
 use crate::clock::Time;
 use bytes::Bytes;
 use link::{Action, Link};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +35,8 @@ pub struct SimConfig {
     pub duplicate: f64,
     /// Chance, per request, that the connection dies when it arrives.
     pub death: f64,
+    /// Chance that a word that is READ is torn between two of its states.
+    pub torn: f64,
     /// Bytes of bulk that land at once.
     pub piece: u32,
     /// How long a fence takes when no reply proves it.
@@ -46,6 +52,7 @@ impl Default for SimConfig {
             loss: 0.0,
             duplicate: 0.0,
             death: 0.0,
+            torn: 0.0,
             piece: 64 << 10,
             fence: Duration::from_millis(5),
             limits: Limits::default(),
@@ -82,6 +89,24 @@ pub enum Forged {
         offset: u32,
         /// What.
         bytes: Bytes,
+    },
+    /// A WRITE of the server's to whatever it names.
+    Write {
+        /// The key: see [`SimLink::key`].
+        key: u32,
+        /// Where in the window.
+        offset: u32,
+        /// What.
+        bytes: Bytes,
+    },
+    /// The completion of a look.
+    Words {
+        /// The look.
+        id: u64,
+        /// What it brings.
+        words: Vec<u64>,
+        /// Of this connection, or of its predecessor.
+        current: bool,
     },
     /// A reply.
     Reply {
@@ -345,6 +370,35 @@ impl SimLink {
     pub fn kill(&self, why: &str) {
         self.sim.on(self.number, |link, context| link.kill(why, context));
     }
+    /// Clients may READ these slots of the server's from now on; they are told.
+    pub fn expose(&self, words: Arc<[AtomicU64]>, incarnation: u64) {
+        self.sim.on(self.number, |link, context| link.expose(words, incarnation, context));
+    }
+    /// The server's software does nothing any more, or goes on; its card answers READs all the time.
+    pub fn hang(&self, hangs: bool) {
+        self.sim.on(self.number, |link, _| link.hung = hangs);
+    }
+    /// A port goes down, which its end hears of at once, or comes up.
+    pub fn port(&self, of: Side, up: bool) {
+        self.sim.on(self.number, |link, context| link.port(of, up, context));
+    }
+    /// A device fails: its end loses the connection at once.
+    pub fn device_fatal(&self, of: Side) {
+        self.sim.on(self.number, |link, context| link.die(of, "the device failed", context));
+    }
+    /// The next completion at that end is lost, since its queue has overflowed. `told`: the device says so, and the connection
+    /// ends; else nobody ever hears of it.
+    pub fn overflow(&self, of: Side, told: bool) {
+        self.sim.on(self.number, |link, _| link.overflow = Some((of, told)));
+    }
+    /// The key by which a request's landing can be written to now.
+    pub fn key(&self, id: u64) -> Option<u32> {
+        self.sim.on(self.number, |link, _| link.key(id))
+    }
+    /// WRITEs that were refused.
+    pub fn refused_writes(&self) -> u64 {
+        self.sim.on(self.number, |link, _| link.refused_writes)
+    }
     /// Changes what the network does from here on.
     pub fn configure(&self, change: impl FnOnce(&mut SimConfig)) {
         self.sim.on(self.number, |link, _| change(&mut link.config));
@@ -358,6 +412,9 @@ impl SimLink {
 impl Rail for SimRail {
     fn submit(&self, submission: Submission) {
         self.sim.on(self.link, |link, context| link.submit(self.side, submission, context));
+    }
+    fn look(&self, look: Look) {
+        self.sim.on(self.link, |link, context| link.look(self.side, look, context));
     }
     fn cancel(&self, id: u64) {
         self.sim.on(self.link, |link, _| link.cancel(self.side, id));

@@ -55,7 +55,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            in_flight: 256,
+            // More than the windows of a rail (`read::rails`) hold of the smallest fetches: a refused one is only sent again.
+            in_flight: 1024,
             serving: 256,
             reply_bytes: 64 << 20,
             suspect: limits::RAIL_SUSPECT,

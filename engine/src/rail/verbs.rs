@@ -3,7 +3,8 @@
 //! Guarantees:
 //! * A client's memory is open to the server for one request at a time: a memory window is bound over the landing and the
 //!   request sent in one post; the server WRITEs through it and answers by SEND with invalidate on the same queue pair. By
-//!   itself the arena's registration gives no remote rights at all (I7). The server's memory is never open to anybody.
+//!   itself the arena's registration gives no remote rights at all (I7). Of the server's memory the version slots are open, to
+//!   READs through the queue pair for small messages, and nothing else.
 //! * The fences (I4): the reply's receive that takes the window's key away; our own invalidation, completed with success; the
 //!   window freed or the queue pair destroyed with return code 0. Until one of them has come the landing is held, and if none
 //!   comes it stays in quarantine.
@@ -29,6 +30,7 @@ mod incoming;
 mod lane;
 mod link;
 mod listener;
+mod looks;
 mod offers;
 mod prepare;
 #[cfg(test)]
@@ -61,7 +63,7 @@ pub(crate) const DEPTH: u16 = 64;
 /// READs under way on each queue pair, at most.
 pub(crate) const READS: u8 = 16;
 /// Registered bytes of the messages of a client's rail.
-pub const MESSAGES: u64 = (BULK_PAIRS as u64 + 1) * 2 * DEPTH as u64 * PIECE as u64;
+pub const MESSAGES: u64 = (BULK_PAIRS as u64 + 1) * 2 * DEPTH as u64 * PIECE as u64 + looks::BYTES as u64;
 /// How long bytes that were offered wait for the server's word that it has taken them; then the connection ends.
 const OFFERED: Duration = Duration::from_secs(30);
 /// How long a landing that was given up waits for the server's word before its window is taken away.

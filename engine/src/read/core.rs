@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! * I1, I3: a read finishes only with every page it asked for, all of one version, and after a check that began when the
-//!   read had arrived. A check is a check frame, a lookup made anew, or what a fetch posted after the read's arrival brings.
+//!   read had arrived. A check is a check frame, a READ of the slot that ended while the server's lease was held, a lookup made
+//!   anew, or what a fetch posted after the read's arrival brings.
 //! * I5: what comes for an attempt that was given up is dropped.
 //! * I6: landings in flight and in quarantine together stay within three quarters of the arena; a read that does not fit
 //!   waits in line and holds nothing. Those in line are served fairly by bytes over handles, small ones in a class of their
@@ -15,6 +16,7 @@ mod ahead;
 #[cfg(test)]
 mod fair_tests;
 mod fetch;
+mod looking;
 mod message;
 mod pinning;
 mod reads;
@@ -28,7 +30,7 @@ use crate::clock::Time;
 use crate::error::Error;
 use crate::memory::Arena;
 use crate::outage::{Outage, PROBE, READ_PROBE};
-use crate::rail::{Event, Hand, Submission};
+use crate::rail::{Cause, Event, Hand, Look, Submission};
 use crate::read::admission::{Account, FairQueue, Ledger, Use};
 use crate::read::landed::Landed;
 use crate::read::pins::Pins;
@@ -58,7 +60,14 @@ pub enum Action {
         /// What.
         submission: Submission,
     },
-    /// Give up an earlier submission.
+    /// Have a rail READ slot words.
+    Look {
+        /// Which.
+        rail: usize,
+        /// What.
+        look: Look,
+    },
+    /// Give up an earlier submission or look.
     Cancel {
         /// Of which rail.
         rail: usize,
@@ -104,6 +113,8 @@ pub struct Session {
     pub max_fetch: u32,
     /// Whether the server keeps versions that clients pin.
     pub pins: bool,
+    /// The server lease.
+    pub lease: Duration,
 }
 
 /// What a read asks of its version.
@@ -147,6 +158,12 @@ pub struct Counts {
     pub fetches_again: u64,
     /// Check frames sent.
     pub check_frames: u64,
+    /// Checks made by READ of slots (as many frames would have been sent).
+    pub check_reads: u64,
+    /// Of which proved nothing, since a word was torn, a publish was under way or the lease was over: asked again.
+    pub check_reads_again: u64,
+    /// Frames sent for nothing but the server's lease.
+    pub lease_renewals: u64,
     /// Checks answered by the fetch that brought the bytes.
     pub checks_by_fetch: u64,
     /// Names looked up again because their slot had moved.
@@ -180,6 +197,9 @@ impl Counts {
             ("fetches_ahead", self.fetches_ahead),
             ("fetches_again", self.fetches_again),
             ("check_frames", self.check_frames),
+            ("check_reads", self.check_reads),
+            ("check_reads_again", self.check_reads_again),
+            ("lease_renewals", self.lease_renewals),
             ("checks_by_fetch", self.checks_by_fetch),
             ("rechecks", self.rechecks),
             ("bad_pages", self.bad_pages),
@@ -196,6 +216,8 @@ impl Counts {
 enum Flight {
     Fetch(u64),
     Small(u64),
+    /// A check by READ.
+    Look(u64),
     /// Given up; only its memory is still awaited.
     Gone,
 }
@@ -217,6 +239,8 @@ struct InFlight {
     memory: u32,
     held: Use,
     posted: Time,
+    /// Who was asked.
+    incarnation: u64,
 }
 
 /// Who waits for a check.
@@ -250,6 +274,7 @@ pub struct Core {
     smalls: HashMap<u64, Small>,
     gathering: Vec<small::Member>,
     last_check_posted: Time,
+    checking: looking::Checking,
     /// Checks and lookups for callers.
     calls: HashMap<u64, Call>,
     /// Whether anybody answers on the rails.
@@ -289,6 +314,7 @@ impl Core {
             smalls: HashMap::new(),
             gathering: Vec::new(),
             last_check_posted: Time(0),
+            checking: looking::Checking::default(),
             calls: HashMap::new(),
             outage: Outage::default(),
             flights: HashMap::new(),
@@ -314,6 +340,7 @@ impl Core {
     /// Whom to ask from now on. Requests to the one before are not sent again to it.
     pub fn session(&mut self, session: Session) {
         self.pins.session(session.pins);
+        self.checking.lease.session(session.scope.incarnation, session.lease);
         self.session = session;
     }
 
@@ -397,7 +424,7 @@ impl Core {
         if self.outage.unanswered(began) {
             tracing::warn!(
                 "no rail brings an answer: until one does, reads wait {READ_PROBE:?} and other calls {PROBE:?} ({})",
-                self.rails_down()
+                self.rails_now()
             );
         }
     }
@@ -427,9 +454,10 @@ impl Core {
                     self.rails.ended(now, rail, u64::from(entry.memory), entry.posted, true);
                 }
                 match entry.flight {
-                    Flight::Fetch(fetch) => self.fetch_replied(now, fetch, rail, &message, bulk, extent),
-                    Flight::Small(small) => self.small_replied(now, small, rail, &message),
-                    Flight::Gone => self.counts.stale_replies += 1,
+                    Flight::Fetch(fetch) => self.fetch_replied(now, fetch, rail, &message, bulk, extent, &entry),
+                    Flight::Small(small) => self.small_replied(now, small, rail, &message, &entry),
+                    // A look has no reply.
+                    Flight::Look(_) | Flight::Gone => self.counts.stale_replies += 1,
                 }
             }
             Event::Failed { id, cause, hand } => {
@@ -449,9 +477,29 @@ impl Core {
                 match entry.flight {
                     Flight::Fetch(fetch) => self.fetch_failed(now, fetch, rail, &format!("{cause:?}")),
                     Flight::Small(small) => self.small_failed(now, small, rail),
+                    Flight::Look(small) => {
+                        if matches!(cause, Cause::Expired | Cause::Disconnected(_)) {
+                            self.rails.look_failed(now, rail);
+                        }
+                        self.look_failed(now, small, rail);
+                    }
                     Flight::Gone => {}
                 }
             }
+            Event::Looked { id, words } => {
+                let Some(entry) = self.flights.remove(&id).filter(|entry| entry.rail == rail) else {
+                    self.counts.stale_replies += 1;
+                    return;
+                };
+                match entry.flight {
+                    Flight::Look(small) => {
+                        self.rails.ended(now, rail, 0, entry.posted, true);
+                        self.looked(now, small, &words);
+                    }
+                    _ => self.counts.stale_replies += 1,
+                }
+            }
+            Event::Slots(slots) => self.rails.set_slots(rail, slots),
             Event::Released { id, extent } => {
                 drop(extent);
                 if let Some(entry) = self.flights.remove(&id) {
@@ -507,6 +555,7 @@ impl Core {
         match flight {
             Flight::Fetch(fetch) => self.fetch_failed(now, fetch, rail, "no answer in time"),
             Flight::Small(small) => self.small_failed(now, small, rail),
+            Flight::Look(small) => self.look_failed(now, small, rail),
             Flight::Gone => {}
         }
     }

@@ -252,6 +252,11 @@ impl Driver {
                         rail.submit(submission);
                     }
                 }
+                Action::Look { rail, look } => {
+                    if let Some(rail) = self.rail(rail) {
+                        rail.look(look);
+                    }
+                }
                 Action::Cancel { rail, id } => {
                     if let Some(rail) = self.rail(rail) {
                         rail.cancel(id);

@@ -113,19 +113,20 @@ impl Pins {
         pin.standing
     }
 
-    /// One who needed it does not any more. The call that waited for it, if any, is no longer answered.
-    pub fn unpin(&mut self, version: u64) {
-        let Some(pin) = self.pins.get_mut(&version) else { return };
+    /// One who needed it does not any more. Gives the calls that waited, and need not any more, when it was the last.
+    pub fn unpin(&mut self, version: u64) -> Vec<u64> {
+        let Some(pin) = self.pins.get_mut(&version) else { return Vec::new() };
         pin.users = pin.users.saturating_sub(1);
         if pin.users > 0 {
-            return;
+            return Vec::new();
         }
-        let standing = pin.standing;
+        let (standing, waiters) = (pin.standing, std::mem::take(&mut pin.waiters));
         self.pins.remove(&version);
         self.add.remove(&version);
         if matches!(standing, Standing::Wanted | Standing::Held) {
             self.remove.insert(version);
         }
+        waiters
     }
 
     fn wants(&self) -> bool {
@@ -253,7 +254,7 @@ mod tests {
         assert_eq!((pins.due(at(2)), pins.next(at(2000))), (Some(at(2001)), None));
         assert_eq!(pins.next(at(2001)).unwrap(), PinChange { sequence: 2, add: vec![], ..change });
         pins.answered(&answer(false));
-        (0..3).for_each(|_| pins.unpin(2000));
+        (0..3).for_each(|_| drop(pins.unpin(2000)));
         assert_eq!(pins.next(at(2002)).unwrap().remove, [2000]);
         pins.answered(&answer(false));
         assert_eq!((pins.due(at(9000)), pins.counts()), (None, Counts::default()));

@@ -6,7 +6,7 @@
 //! is tried again when it has had nothing to do for a second: one bad measurement must not starve it for ever.
 
 use crate::clock::Time;
-use crate::rail::State;
+use crate::rail::{Slots, State};
 use crate::read::admission::Class;
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ pub struct Reason {
 
 /// How long a rail that brought wrong bytes stays suspect.
 const WRONG_PENALTY: Duration = Duration::from_secs(10);
+/// For so long nothing is READ through a rail after a READ has failed: it may be what brought the rail down.
+const NO_LOOKS: Duration = Duration::from_secs(10);
 /// What a new rail is taken to do, bytes a second, until measured.
 const UNMEASURED: u64 = 1 << 30;
 /// After so long without an answer a measurement says little.
@@ -81,6 +83,10 @@ pub(crate) struct RailView {
     last_done: Time,
     pub(crate) bad_pages: u64,
     pub(crate) removed: bool,
+    /// What can be READ of the server's slots.
+    slots: Option<Slots>,
+    /// Until then nothing is READ: it failed.
+    no_looks_until: Time,
 }
 
 /// All rails to one server, by number. Numbers are never used again.
@@ -109,6 +115,8 @@ impl Rails {
             last_done: Time(0),
             bad_pages: 0,
             removed: false,
+            slots: None,
+            no_looks_until: Time(0),
         });
         self.list.len() - 1
     }
@@ -145,12 +153,32 @@ impl Rails {
                 view.reason.silent = false;
                 view.proven = false;
                 view.was_down = true;
+                view.slots = None;
             }
             State::Connecting => view.proven = false,
         }
         let came_back = usable(&state) && (!before || matches!(state, State::Up) && view.state == State::Silent);
         view.state = state;
         came_back
+    }
+
+    /// The server's slots can be READ through the rail, or not any more.
+    pub(crate) fn set_slots(&mut self, rail: usize, slots: Option<Slots>) {
+        if let Some(view) = self.list.get_mut(rail) {
+            view.slots = slots;
+        }
+    }
+
+    /// The slots that can be READ through the rail now.
+    pub(crate) fn slots(&self, rail: usize, now: Time) -> Option<Slots> {
+        self.list.get(rail).filter(|view| view.no_looks_until <= now)?.slots
+    }
+
+    /// A READ of slots failed there: for a while checks go by frame.
+    pub(crate) fn look_failed(&mut self, now: Time, rail: usize) {
+        if let Some(view) = self.list.get_mut(rail) {
+            view.no_looks_until = now.after(NO_LOOKS);
+        }
     }
 
     /// What the rail said of itself just now lets it begin its probation.
@@ -333,6 +361,21 @@ mod tests {
             rails.state(rail, State::Up);
         }
         rails
+    }
+
+    #[test]
+    fn i6_a_rail_is_given_no_more_fetches_than_a_connection_takes_however_small_they_are() {
+        let limit = crate::rail::tcp::Limits::default().in_flight;
+        // The least that a fetch takes of memory; readahead first, which may go further.
+        let mut rails = up(1);
+        let mut given = 0;
+        for (bytes, ahead) in [(4096, true), (4096, false), (65 << 10, true), (65 << 10, false)] {
+            while rails.room(0, bytes, ahead) {
+                rails.posted(0, bytes);
+                given += 1;
+            }
+        }
+        assert!(given > 512 && given < limit, "{given} of {limit}");
     }
 
     #[test]

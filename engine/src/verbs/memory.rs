@@ -17,30 +17,30 @@ pub enum Access {
     Local,
     /// Memory that windows are bound over: by itself nothing from outside.
     Landing,
-    /// Memory that the other side writes to and reads without a window: only where the device has none (said loudly).
+    /// Memory that the other side writes to without a window: only where the device has none (said loudly).
     OpenLanding,
-    /// Through this queue pair the other side may write and read, where a window or key allows it.
+    /// Through this queue pair the other side may write, where a window or key allows it.
     Written,
+    /// Through this queue pair the other side may write, and read what is offered to it: where a window allows the one or the other.
+    WrittenAndRead,
     /// What a window over a landing gives: writing.
     Window,
-    /// What a window over bytes to be read gives: reading.
+    /// What a window over bytes that are offered gives: reading.
     SourceWindow,
+    /// A server's version slots, and the queue pairs that they are read through: the other side may read, and nothing else.
+    Slots,
 }
 
 impl Access {
     pub(super) fn bits(self) -> u32 {
-        let flags = match self {
-            Access::Local => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE,
-            Access::Landing => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_MW_BIND,
-            Access::OpenLanding | Access::Written => {
-                ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
-                    | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
-                    | ibv_access_flags::IBV_ACCESS_REMOTE_READ
-            }
-            Access::Window => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
-            Access::SourceWindow => ibv_access_flags::IBV_ACCESS_REMOTE_READ,
-        };
-        flags.0
+        match self {
+            Access::Local => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
+            Access::Window => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            Access::SourceWindow | Access::Slots => ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+            Access::Landing => Access::Local.bits() | ibv_access_flags::IBV_ACCESS_MW_BIND.0,
+            Access::OpenLanding | Access::Written => Access::Local.bits() | Access::Window.bits(),
+            Access::WrittenAndRead => Access::Written.bits() | Access::SourceWindow.bits(),
+        }
     }
     pub(super) fn code(self) -> i32 {
         // All flags are small.
@@ -107,6 +107,15 @@ unsafe impl Registrable for crate::memory::Arena {
     }
 }
 
+// SAFETY: the words live as long as any clone of the Arc, which the registration keeps, and do not move with it. They are atomic:
+// whatever a device does there, a shared reference to them stays valid.
+unsafe impl Registrable for Arc<[std::sync::atomic::AtomicU64]> {
+    fn region(&self) -> (NonNull<u8>, usize) {
+        let words: &[std::sync::atomic::AtomicU64] = self;
+        (NonNull::from(words).cast(), size_of_val(words))
+    }
+}
+
 /// Registered memory.
 pub struct Mr {
     raw: NonNull<ibv_mr>,
@@ -167,7 +176,7 @@ impl Mr {
         self.length
     }
 
-    /// The key by which the other side names it: only of use where it may write (no windows).
+    /// The key by which the other side names it: only of use where it may write (no windows) or read (slots).
     pub fn remote_key(&self) -> u32 {
         // SAFETY: registered for as long as `self`.
         unsafe { (*self.raw.as_ptr()).rkey }
@@ -380,4 +389,23 @@ pub(super) struct Kept {
     pub(super) memory: Vec<Arc<Mr>>,
     /// Named by nothing; destroyed after the pair because it is kept here.
     pub(super) _cq: Cq,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i7_what_may_be_written_is_never_read_and_what_may_be_read_is_never_written() {
+        let (write, read) = (Access::Window.bits(), Access::SourceWindow.bits());
+        // Memory, and windows over it. A queue pair gives nothing by itself.
+        for memory in [Access::Local, Access::Landing, Access::OpenLanding, Access::Window] {
+            assert_eq!(memory.bits() & read, 0, "{memory:?}");
+        }
+        for memory in [Access::Local, Access::Landing, Access::SourceWindow, Access::Slots] {
+            assert_eq!(memory.bits() & write, 0, "{memory:?}");
+        }
+        assert_eq!(Access::Written.bits() & read, 0, "a pair over whose key a whole arena is open");
+        assert_ne!(write, read);
+    }
 }

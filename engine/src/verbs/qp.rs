@@ -108,6 +108,8 @@ pub struct PortChoice {
     pub traffic_class: u8,
     /// Whether the other side may write through it (where a window or key allows).
     pub written: bool,
+    /// Whether the other side may read through it: version slots, or what a window opens.
+    pub read: bool,
 }
 
 /// The other end of a pair.
@@ -305,7 +307,13 @@ impl Qp<Reset> {
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = ibv_qp_state::IBV_QPS_INIT;
         attributes.port_num = choice.port;
-        attributes.qp_access_flags = if choice.written { Access::Written } else { Access::Local }.bits();
+        attributes.qp_access_flags = match (choice.written, choice.read) {
+            (true, true) => Access::WrittenAndRead,
+            (true, false) => Access::Written,
+            (false, true) => Access::Slots,
+            (false, false) => Access::Local,
+        }
+        .bits();
         let mask = ibv_qp_attr_mask::IBV_QP_STATE
             | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX
             | ibv_qp_attr_mask::IBV_QP_PORT

@@ -5,6 +5,8 @@
 
 #[cfg(feature = "rdma")]
 pub mod late;
+#[cfg(feature = "rdma")]
+pub mod lease;
 pub mod sim;
 pub mod tcp;
 #[cfg(feature = "rdma")]
@@ -15,7 +17,7 @@ use railfs_engine::clock::Time;
 use railfs_engine::memory::{Arena, Fenced};
 use railfs_engine::rail::tcp::Limits;
 use railfs_engine::rail::{
-    Bulk, Cause, Event, Events, Hand, Handler, Incoming, Landing, Lane, Rail, Replier, Sent, State, Submission,
+    Bulk, Cause, Event, Events, Hand, Handler, Incoming, Landing, Lane, Rail, Replier, Sent, Slots, State, Submission,
 };
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -66,6 +68,9 @@ pub struct Seen {
     /// Of all failed and released landings.
     pub landings_back: usize,
     pub problems: Vec<String>,
+    /// What can be READ of the server's slots, and what was.
+    pub slots: Option<Slots>,
+    pub looked: Vec<(u64, Vec<u64>)>,
 }
 
 /// Everything an end was told.
@@ -117,6 +122,14 @@ impl Events for Log {
         let answer = match event {
             Event::State(state) => {
                 seen.states.push(state);
+                None
+            }
+            Event::Slots(slots) => {
+                seen.slots = slots;
+                None
+            }
+            Event::Looked { id, words } => {
+                seen.looked.push((id, words));
                 None
             }
             Event::Released { id, extent } => {

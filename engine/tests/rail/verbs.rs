@@ -7,7 +7,7 @@ use railfs_engine::clock::{Clock, Time};
 use railfs_engine::memory::Arena;
 use railfs_engine::memory::ledger::Ledger;
 use railfs_engine::rail::slab::{Reading, Slab};
-use railfs_engine::rail::tcp::Tickets;
+use railfs_engine::rail::tcp::{Limits as RailLimits, Tickets};
 use railfs_engine::rail::verbs::{
     Join, Opening, VerbsJoin, VerbsListener, VerbsListenerConfig, VerbsRail, VerbsRailConfig, choose_gid,
 };
@@ -52,7 +52,7 @@ impl Default for Names {
 }
 
 /// Joins without a network between.
-struct Direct(Arc<VerbsListener>);
+pub struct Direct(pub Arc<VerbsListener>);
 
 impl Join for Direct {
     fn join(&self, listener: u32, end: VerbsEnd) -> Result<(u64, VerbsEnd), String> {
@@ -139,7 +139,7 @@ impl Pairs {
             let limits = Limits { sends: 256, receives: u32::from(DEPTH) };
             let memory = vec![buffers.mr().clone(), source.mr().clone()];
             let pair = Qp::new(&pd, &cq, limits, memory).unwrap();
-            let choice = PortChoice { port: 1, gid, traffic_class: 0, written: false };
+            let choice = PortChoice { port: 1, gid, traffic_class: 0, written: false, read: false };
             let mut pair = pair.init(&choice).unwrap();
             for slot in 0..DEPTH {
                 let into = buffers.mr().slice(place(index, slot, false) as u64, PIECE as u32).unwrap();
@@ -160,6 +160,7 @@ impl Pairs {
             reads_answered: 1,
             reads_asked: 1,
             offers: false,
+            slots: None,
         };
         let each = |n: u32| vec![n; count];
         let pairs = Pairs {
@@ -385,6 +386,19 @@ pub struct VerbsWorld {
     listener: Option<Arc<VerbsListener>>,
 }
 
+/// A listener on the server's device.
+pub fn listener_config(devices: &Devices, limits: RailLimits) -> VerbsListenerConfig {
+    VerbsListenerConfig {
+        name: "test".into(),
+        device: Some(devices.server.0.clone()),
+        address: devices.server.1,
+        slab: Slab::start("test", 8 << 20, Reading::Auto).unwrap(),
+        ledger: Ledger::new(256 << 20, "the test's"),
+        landing: None,
+        limits,
+    }
+}
+
 pub fn world(setup: Setup) -> Box<dyn World> {
     world_of(setup, Opening::Auto)
 }
@@ -419,14 +433,11 @@ pub fn world_named(mut setup: Setup, opening: Opening, names: Names) -> VerbsWor
         let hand = Hand::start(bell.clone(), devices.server.clone(), partial.clone());
         (Some(hand.clone()), None, Arc::new(HandJoin(hand)))
     } else {
+        let limits = setup.server_limits.unwrap_or(setup.limits.clone());
         let config = VerbsListenerConfig {
             name: names.server.into(),
-            device: Some(devices.server.0.clone()),
-            address: devices.server.1,
-            slab: Slab::start("test", 8 << 20, Reading::Auto).unwrap(),
-            ledger: Ledger::new(256 << 20, "the test's"),
             landing: Some(arena.clone()),
-            limits: setup.server_limits.unwrap_or(setup.limits.clone()),
+            ..listener_config(&devices, limits)
         };
         let listener = Arc::new(VerbsListener::start(config, clock, door.clone()).unwrap());
         (None, Some(listener.clone()), Arc::new(Direct(listener)))

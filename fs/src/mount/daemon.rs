@@ -110,6 +110,8 @@ pub fn run(job: &Job, reach: impl Reach, ready: impl FnOnce()) -> Result<(), Fai
     session::start(fs.clone(), connection, &job.options, move |result| {
         let _ = send.send(Event::Ended(result));
     })?;
+    // So that df has numbers to show from the beginning, whatever becomes of the server.
+    fs.statfs(drop);
     if fs.choice().form == Form::Cached {
         mount.read_ahead(READ_AHEAD_KIB);
     }

@@ -98,6 +98,16 @@ pub fn parse(text: &str, file: &str) -> Result<MountFile, Failure> {
     Ok(MountFile { url: url.to_owned(), mountpoint: PathBuf::from(mountpoint), options })
 }
 
+/// A number of TOML as its option is written: in decimal, a `umask` as the octal digits it consists of. One that is written
+/// plainly stays as it is: `umask = 22` are these digits, as on a command line.
+fn digits(name: &str, text: &str, radix: u32) -> String {
+    match u64::from_str_radix(text, radix) {
+        Ok(value) if radix != 10 && name == "umask" => format!("{value:o}"),
+        Ok(value) if radix != 10 => value.to_string(),
+        _ => text.to_owned(),
+    }
+}
+
 /// One option as `-o` takes it; `None`: it is off.
 fn option(
     source: &Source<'_>,
@@ -115,7 +125,7 @@ fn option(
         DeValue::Boolean(true) => Some(name.to_owned()),
         DeValue::Boolean(false) => None,
         DeValue::String(text) => Some(escaped(text)),
-        DeValue::Integer(number) => Some(escaped(number.as_str())),
+        DeValue::Integer(number) => Some(escaped(&digits(name, number.as_str(), number.radix()))),
         _ => return Err(source.wrong(value, &path, "true, false, a string or a whole number")),
     };
     // What is off is checked as well: "arena = false" is no option.
@@ -146,6 +156,22 @@ mod tests {
     use super::*;
 
     const GOOD: &str = "url = \"railfs://h/ns/\"\nmountpoint = \"/mnt/a b\"\n";
+
+    #[test]
+    fn numbers_mean_what_toml_says_however_they_are_written() {
+        for (written, want) in [
+            ("uid = 0x10", "uid=16"),
+            ("gid = 0o17", "gid=15"),
+            ("workers = 0b11", "workers=3"),
+            ("umask = 0o22", "umask=22"),
+            ("umask = 0x1b", "umask=33"),
+            ("umask = 22", "umask=22"),
+            ("arena = 0x1000_0000", "arena=268435456"),
+        ] {
+            let text = format!("url = \"railfs://h/ns/\"\nmountpoint = \"/m\"\n[options]\n{written}\n");
+            assert_eq!(parse(&text, "m.toml").unwrap().options, [want], "{written}");
+        }
+    }
 
     #[test]
     fn a_file_says_what_the_command_line_would() {

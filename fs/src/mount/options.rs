@@ -5,14 +5,14 @@
 
 use crate::failure::Failure;
 use crate::ops::{Io, MAX_READ, Mode};
-use railfs_engine::client::{Config, ManualRail, Opening, Rdma};
+use railfs_engine::client::{CheckWay, Config, ManualRail, Opening, Rdma};
 use railfs_proto::limits::{MAX_PAGE, RAIL_TIMES, STOP_DEADLINE};
 use railfs_proto::units::{format_duration, format_size, parse_duration, parse_size};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-pub const KEYS: [&str; 29] = [
+pub const KEYS: [&str; 30] = [
     "ro",
     "nosuid",
     "nodev",
@@ -36,6 +36,7 @@ pub const KEYS: [&str; 29] = [
     "cq_timeout",
     "rails",
     "metadata_ttl",
+    "check",
     "retry",
     "stop_timeout",
     "log",
@@ -47,6 +48,8 @@ pub const KEYS: [&str; 29] = [
 /// The ways of opening memory to a server, by their names.
 pub const OPENINGS: [(&str, Opening); 3] =
     [("auto", Opening::Auto), ("windows", Opening::Windows), ("arena", Opening::OpenArena)];
+/// The ways to check a version, by their words.
+const CHECKS: [(&str, CheckWay); 3] = [("auto", CheckWay::Auto), ("read", CheckWay::Read), ("frame", CheckWay::Frame)];
 
 /// So many of [`KEYS`], the first ones, take no value.
 const FLAGS: usize = 9;
@@ -94,6 +97,8 @@ pub struct Options {
     pub rails: Vec<ManualRail>,
     /// How long the kernel may trust a file's attributes; 0: every `stat` is a check.
     pub metadata_ttl: Duration,
+    /// How versions are checked over RDMA rails.
+    pub check: CheckWay,
     /// How long a server that cannot be reached is tried again at the start; 0: once.
     pub retry: Duration,
     /// The limit of a stop.
@@ -133,6 +138,7 @@ impl Default for Options {
             cq_timeout: client.cq_wait,
             rails: client.rails,
             metadata_ttl: Duration::from_secs(1),
+            check: client.check,
             retry: Duration::ZERO,
             stop_timeout: STOP_DEADLINE,
             log: None,
@@ -206,6 +212,7 @@ impl Options {
             "metadata_timeout" => self.metadata_timeout = time(key, value, Duration::from_millis(100))?,
             "connect_timeout" => self.connect_timeout = time(key, value, Duration::from_millis(100))?,
             "metadata_ttl" => self.metadata_ttl = time(key, value, Duration::ZERO)?,
+            "check" => self.check = word(key, value, &CHECKS)?,
             "retry" => self.retry = time(key, value, Duration::ZERO)?,
             "stop_timeout" => self.stop_timeout = time(key, value, Duration::from_millis(100))?,
             "log" if value.is_empty() => return wrong("needs a path".to_owned()),
@@ -239,6 +246,7 @@ impl Options {
             },
             rails: self.rails.clone(),
             refuse_shortage: true,
+            check: self.check,
             opening: self.rdma_opening,
             ..Config::default()
         }
@@ -280,7 +288,7 @@ fn check_arena(arena: u64) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "option arena: {} is too small: it takes at least {} = 3 x (largest READ {} + 2 pages of {}), in whole MiB",
+        "option arena: {} is too small (a unit is needed, as in 256MiB): it takes at least {} = 3 x (largest READ {} + 2 pages of {}), in whole MiB",
         format_size(arena),
         format_size(least),
         format_size(MAX_READ.into()),
@@ -308,7 +316,7 @@ pub(crate) fn split(list: &str) -> Vec<String> {
 fn example(key: &str) -> &'static str {
     match key {
         "mode" => "strict",
-        "io" | "rdma_opening" => "auto",
+        "io" | "rdma_opening" | "check" => "auto",
         "arena" => "256MiB",
         "readahead" => "16MiB",
         "threads" | "workers" => "4",
@@ -409,7 +417,7 @@ mod tests {
         let lists = [
             "ro,nosuid,nodev,noexec,allow_other,default_permissions,nonempty,require_rdma,arena=64MiB,threads=3,workers=4",
             "mode=snapshot,io=cached,readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
-            "retry=5min,stop_timeout=3s,rdma_opening=arena",
+            "retry=5min,stop_timeout=3s,rdma_opening=arena,check=read",
             "uid=1000,gid=0,umask=027",
             "request_timeout=200ms,cq_timeout=30s,rails=rxe0@10.9.0.2~10.9.0.1+tcp~fabric",
         ];
@@ -435,6 +443,7 @@ mod tests {
             cq_timeout: Duration::from_secs(30),
             rails: ManualRail::list("rxe0@10.9.0.2~10.9.0.1+tcp~fabric").unwrap(),
             metadata_ttl: Duration::ZERO,
+            check: CheckWay::Read,
             retry: Duration::from_secs(300),
             stop_timeout: Duration::from_secs(3),
             log: Some(PathBuf::from("/a,b")),
@@ -446,6 +455,7 @@ mod tests {
         let config = options.client_config("h:1".to_owned());
         assert_eq!((config.arena, config.workers, config.readahead), (64 << 20, 4, 0));
         assert_eq!(config.opening, Opening::OpenArena);
+        assert_eq!(config.check, CheckWay::Read);
         assert_eq!((config.read_deadline, config.addresses), (Duration::from_secs(2), vec!["h:1".to_owned()]));
         assert_eq!((config.cq_wait, config.request_deadline), (Duration::from_secs(30), Duration::from_millis(200)));
         assert_eq!((config.rdma, config.rails.len(), config.refuse_shortage), (Rdma::Required, 2, true));
@@ -498,7 +508,7 @@ mod tests {
         let message = fails("arena=4MiB");
         assert_eq!(
             message,
-            "option arena: 4 MiB is too small: it takes at least 5 MiB = 3 x (largest READ 1 MiB + 2 pages of 256 KiB), in whole MiB"
+            "option arena: 4 MiB is too small (a unit is needed, as in 256MiB): it takes at least 5 MiB = 3 x (largest READ 1 MiB + 2 pages of 256 KiB), in whole MiB"
         );
         assert!(fails("arena=4608KiB").contains("at least 5 MiB"), "the arena would have 4 MiB of it");
         assert_eq!(Options::parse(&["arena=5MiB"]).unwrap().arena, 5 << 20);
@@ -538,6 +548,7 @@ mod tests {
         assert_eq!((row("mode")[1].as_str(), row("io")[1].as_str()), ("strict", "auto"));
         assert!(Io::NAMES.iter().all(|(name, _)| row("io")[2].contains(name)));
         assert!(OPENINGS.iter().all(|(name, _)| row("rdma_opening")[2].contains(name)));
+        assert!(CHECKS.iter().all(|(name, _)| row("check")[2].contains(name)) && row("check")[1] == "frame");
         assert!(Mode::NAMES.iter().all(|(name, _)| row("mode")[2].contains(name)));
         assert_eq!((Options::default().mode, Options::default().io), (Mode::Strict, Io::Auto));
     }

@@ -10,6 +10,7 @@ use crate::failure::{Failure, io};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -23,6 +24,13 @@ const PROBE: Duration = Duration::from_secs(2);
 /// It does not exist, or a directory above it cannot be passed.
 pub fn resolve(path: &Path) -> Result<PathBuf, Failure> {
     let absolute = std::path::absolute(path).map_err(|error| io(path.display(), &error))?;
+    if absolute.to_str().is_none() {
+        // Locks, status and messages name it as text.
+        let shown = absolute.as_os_str().as_bytes().escape_ascii();
+        return Err(Failure::failed(format!(
+            "\"{shown}\" is no UTF-8, which the path of a mount has to be: take another place"
+        )));
+    }
     if let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) {
         let parent = parent.canonicalize().map_err(|error| io(parent.display(), &error))?;
         let direct = parent.join(name);
@@ -32,7 +40,7 @@ pub fn resolve(path: &Path) -> Result<PathBuf, Failure> {
         }
     }
     absolute.canonicalize().map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => Failure::failed(format!("{} does not exist: make it first", path.display())),
+        std::io::ErrorKind::NotFound => Failure::failed(format!("{} does not exist", path.display())),
         _ => not_usable(&absolute, &error),
     })
 }
@@ -159,7 +167,7 @@ mod tests {
         let base = dir.path().canonicalize().unwrap();
         let file = base.join("file");
         std::fs::write(&file, "x").unwrap();
-        assert!(resolve(&base.join("none")).unwrap_err().message.contains("make it first"));
+        assert!(resolve(&base.join("none")).unwrap_err().message.contains("does not exist"));
         assert!(resolve(&file.join("below")).is_err());
         assert!(make_free(&file, false).unwrap_err().message.contains("not a directory"));
         assert!(make_free(&base, false).unwrap_err().message.contains("nonempty"));

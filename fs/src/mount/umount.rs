@@ -32,7 +32,11 @@ pub fn umount(path: &Path, lazy: bool) -> Result<(), Failure> {
     if mounted.is_some() {
         kernel::unmount(&point, lazy).map_err(|error| match error {
             UnmountError::Busy => {
-                let who = busy::describe(&busy::holders(&point)).unwrap_or_else(|| {
+                // Neither this process nor the one that serves the mount is what keeps it busy.
+                let serves = |pid| holder.as_ref().is_some_and(|holder| holder.pid == pid);
+                let mut holders = busy::holders(&point);
+                holders.retain(|found| found.pid != std::process::id() && !serves(found.pid));
+                let who = busy::describe(&holders).unwrap_or_else(|| {
                     format!(
                         "a program of another user has a file or its working directory there \
                          (`fuser -vm {shown}` as root names it)"
@@ -50,10 +54,16 @@ pub fn umount(path: &Path, lazy: bool) -> Result<(), Failure> {
             return Ok(()); // Programs still have files open: the daemon serves them until they are closed.
         }
         if Instant::now() > deadline {
-            return Err(Failure::failed(format!(
-                "{shown} is unmounted, but process {} still runs: programs may have files open there",
-                holder.pid
-            )));
+            let pid = holder.pid;
+            return Err(Failure::failed(match mounted.is_some() {
+                true => {
+                    format!("{shown} is unmounted, but process {pid} still runs: programs may have files open there")
+                }
+                false => format!(
+                    "{shown} is not mounted any more; process {pid} still serves what was open when it was taken away, and \
+                     ends with that"
+                ),
+            }));
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -126,7 +126,8 @@ pub fn directory(ino: u64, mtime: (i64, u32), owner: Owner) -> Attr {
         mtime_nanoseconds: mtime.1,
         kind: Kind::Directory,
         perm: 0o555 & !owner.umask,
-        nlink: 2,
+        // "Not counted": with 2 a program could take it that there are no directories in it.
+        nlink: 1,
         uid,
         gid,
         blksize: 4096,

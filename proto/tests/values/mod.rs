@@ -113,6 +113,22 @@ pub fn verbs_end() -> v1::VerbsEnd {
         ..v1::VerbsEnd::default()
     }
 }
+
+/// Of a server whose slots can be READ.
+pub fn verbs_end_with_slots() -> v1::VerbsEnd {
+    v1::VerbsEnd { slots: Some(slot_array()), ..verbs_end() }
+}
+
+pub fn slot_array() -> v1::SlotArray {
+    v1::SlotArray {
+        address: 0x7f00_1234_5000,
+        key: 0x1234_5678,
+        count: 1 << 20,
+        incarnation: INCARNATION,
+        lease_milliseconds: 2000,
+    }
+}
+
 /// Of a side that says how many READs it has under way, and that it knows offers.
 pub fn verbs_end_offers() -> v1::VerbsEnd {
     v1::VerbsEnd { reads_answered: 128, reads_asked: 16, offers: true, ..verbs_end() }
@@ -435,6 +451,7 @@ pub fn rail_requests() -> Vec<(&'static str, v1::RailRequest)> {
         ("RailRequest-lookup", request(Body::Lookup(lookup_request()))),
         ("RailRequest-pull", request(Body::Pull(pull_request()))),
         ("RailRequest-pin", request(Body::Pin(pin_request()))),
+        ("RailRequest-lease", request(Body::Lease(v1::LeaseRequest {}))),
     ]
 }
 
@@ -448,6 +465,7 @@ pub fn rail_replies() -> Vec<(&'static str, v1::RailReply)> {
         ("RailReply-lookup", reply(Body::Lookup(object))),
         ("RailReply-pull", reply(Body::Pull(pull_reply()))),
         ("RailReply-pin", reply(Body::Pin(pin_reply()))),
+        ("RailReply-lease", reply(Body::Lease(v1::LeaseReply { lease_milliseconds: 2000 }))),
         ("RailReply-refused", v1::RailReply { outcome: Some(refusal()), body: None }),
     ]
 }

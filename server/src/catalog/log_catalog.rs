@@ -21,7 +21,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use tokio::sync::{oneshot, watch};
 
 /// Commits that may be queued; more are refused.
@@ -111,6 +111,15 @@ pub struct Previous {
     pub verbs: bool,
     /// Its lease, milliseconds.
     pub lease_milliseconds: u32,
+}
+
+impl Previous {
+    /// How long, from the start of the run after it, clients may still trust its slots; `None`: they do not, for it said
+    /// good-bye, or had no rail by which slots are read without asking.
+    pub fn trusted_for(self) -> Option<Duration> {
+        let lease = Duration::from_millis(u64::from(self.lease_milliseconds));
+        (self.verbs && !self.stopped).then(|| lease.saturating_add(lease / 4).saturating_add(Duration::from_secs(1)))
+    }
 }
 
 /// What was found at start.
@@ -216,33 +225,70 @@ impl Kept {
     }
 }
 
+/// Segments that are not whole in some log directory: name and directory.
+pub type Unequal = Vec<(String, String)>;
+
+/// The index, brought to the end of the log, and the log.
+struct Replayed {
+    index: Index,
+    found: Survey,
+    /// Why an index that was there was thrown away.
+    discarded: Option<String>,
+    replayed: u64,
+}
+
+fn replay(options: &LogCatalogOptions) -> Result<Replayed, StartError> {
+    let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
+    let opened = Index::open(&options.state_dir, options.store, options.epoch, options.index_memory)?;
+    let (mut index, mut discarded) = (opened.index, opened.discarded);
+    let (found, replayed) = loop {
+        let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
+        let mut replay = Replay::new(&index, options.requests).map_err(broken)?;
+        let found = survey(&options.logs, identity, options.highest_sequence, |found| replay.visit(found))?;
+        if !replay.diverged {
+            let witness = || format!("the index {} (remove it to accept the loss)", index.path().display());
+            found.must_have(replay.kept.sequence, witness)?;
+            replay.flush(true)?;
+            break (found, replay.replayed);
+        }
+        discarded = Some("its last record is not the one in the log".to_owned());
+        index = index.discard(&options.state_dir, options.store, options.epoch)?;
+    };
+    if let Some(why) = &discarded {
+        tracing::warn!(index = %index.path().display(), %why, "the index was thrown away and rebuilt from the log");
+    }
+    Ok(Replayed { index, found, discarded, replayed })
+}
+
 impl LogCatalog {
     /// Recovers the log, brings the index up to it, and records the start of this run. Reads and writes files, so call
     /// it where blocking is allowed.
     pub fn open(options: LogCatalogOptions) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
-        let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
-        let opened = Index::open(&options.state_dir, options.store, options.epoch, options.index_memory)?;
-        let (mut index, mut discarded) = (opened.index, opened.discarded);
-        let (found, replayed) = loop {
-            let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
-            let mut replay = Replay::new(&index, options.requests).map_err(broken)?;
-            let found = survey(&options.logs, identity, options.highest_sequence, |found| replay.visit(found))?;
-            if !replay.diverged {
-                let witness = || format!("the index {} (remove it to accept the loss)", index.path().display());
-                found.must_have(replay.kept.sequence, witness)?;
-                replay.flush(true)?;
-                break (found, replay.replayed);
-            }
-            discarded = Some("its last record is not the one in the log".to_owned());
-            index = index.discard(&options.state_dir, options.store, options.epoch)?;
-        };
-        if let Some(why) = &discarded {
-            tracing::warn!(index = %index.path().display(), %why, "the index was thrown away and rebuilt from the log");
-        }
+        let Replayed { index, found, discarded, replayed } = replay(&options)?;
         match options.read_only.clone() {
             None => Self::start(options, index, found, discarded, replayed),
-            Some(why) => Self::start_read_only(&options, index, found, discarded, replayed, why),
+            Some(why) => {
+                // What is there is made as durable and as equal as can be; the rest is done when all logs are back.
+                let last = found.next.saturating_sub(1);
+                let mended = match found.mend() {
+                    Ok((_, mended)) => mended,
+                    Err(error) => {
+                        tracing::warn!(%error, "the log directories that are there could not be mended");
+                        Vec::new()
+                    }
+                };
+                Self::start_read_only(&options, index, last, (discarded, replayed, mended), why)
+            }
         }
+    }
+
+    /// Reads the log, and changes nothing: the index is made in `options.state_dir`, which is to be one of its own.
+    pub fn inspect(options: &LogCatalogOptions) -> Result<(Arc<LogCatalog>, Unequal), StartError> {
+        let Replayed { index, found, discarded, replayed } = replay(options)?;
+        let (last, unequal) = (found.next.saturating_sub(1), found.unequal());
+        let why = "the log is only inspected".to_owned();
+        let (catalog, _) = Self::start_read_only(options, index, last, (discarded, replayed, Vec::new()), why)?;
+        Ok((catalog, unequal))
     }
 
     /// Without a record of this run: one in some of the logs alone would differ from what the others are given when they
@@ -250,23 +296,13 @@ impl LogCatalog {
     fn start_read_only(
         options: &LogCatalogOptions,
         index: Index,
-        found: Survey,
-        index_discarded: Option<String>,
-        replayed: u64,
+        last: u64,
+        (index_discarded, replayed, mended): (Option<String>, u64, Vec<String>),
         why: String,
     ) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
         let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
         let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
         let before = Replay::new(&index, options.requests).map_err(broken)?.kept;
-        let last = found.next.saturating_sub(1);
-        // What is there is made as durable and as equal as can be; the rest is done when all logs are back.
-        let mended = match found.mend() {
-            Ok((_, mended)) => mended,
-            Err(error) => {
-                tracing::warn!(%error, "the log directories that are there could not be mended");
-                Vec::new()
-            }
-        };
         let mut number = [0u8; 8];
         getrandom::fill(&mut number).map_err(|error| StartError::Write(format!("no random number: {error}")))?;
         let incarnation = READ_ONLY_RUN | (u64::from_le_bytes(number) & (READ_ONLY_RUN - 1));
@@ -390,6 +426,11 @@ impl LogCatalog {
     fn read<T>(&self, read: impl FnOnce(&Reader) -> Result<T, IndexError>) -> Result<T, CatalogError> {
         let answer = self.index.read().and_then(|reader| read(&reader));
         answer.map_err(|IndexError(why)| Refusal::Index(why).into())
+    }
+
+    /// Current and superseded versions above `after`, in order, at most `limit`.
+    pub fn versions(&self, after: u64, limit: usize) -> Result<Vec<Standing>, CatalogError> {
+        self.read(|reader| reader.versions(after, limit))
     }
 
     fn join(&self) {

@@ -194,6 +194,16 @@ impl Survey {
         Err(StartError::Older { logs: self.names.clone(), end, witness: witness(), seen })
     }
 
+    /// Segments that some logs do not hold as they should, by name and directory.
+    pub(super) fn unequal(&self) -> Vec<(String, String)> {
+        let mut unequal = Vec::new();
+        for (first, _, deficient) in &self.mends {
+            let logs = deficient.iter().filter_map(|at| self.logs.get(*at));
+            unequal.extend(logs.map(|log| (self.identity.name(*first), log.directory.describe())));
+        }
+        unequal
+    }
+
     /// Makes the logs equal and opens them at their end. Gives what was mended.
     pub(super) fn mend(mut self) -> Result<(LogWriter, Vec<String>), StartError> {
         let identity = self.identity;

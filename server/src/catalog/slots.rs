@@ -44,7 +44,7 @@ pub enum TurnError {
 pub struct Slots {
     node: String,
     incarnation: u64,
-    words: Box<[AtomicU64]>,
+    words: Arc<[AtomicU64]>,
     slot_key: RandomState,
     tag_key: RandomState,
     /// Names being published, or being looked up in turn, by tag. Two names with one tag wait for each other: harmless.
@@ -107,7 +107,7 @@ impl Slots {
     }
 
     /// The words themselves, to be registered read-only.
-    pub fn words(&self) -> &[AtomicU64] {
+    pub fn words(&self) -> &Arc<[AtomicU64]> {
         &self.words
     }
 

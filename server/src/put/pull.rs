@@ -104,7 +104,8 @@ impl Puts {
                 }
             }
             Event::Released { extent, .. } => drop(extent),
-            Event::State(_) => return,
+            // A server looks at nothing.
+            Event::State(_) | Event::Looked { .. } | Event::Slots(_) => return,
         }
         self.pump();
     }

@@ -1,7 +1,7 @@
 //! What a dead put left behind, and lost/.
 //!
 //! Guarantees: before a server serves, every component that no record names is removed (no valid header) or moved to
-//! lost/ (valid header, right size); what a record names is never touched; files that are not components are left alone,
+//! lost/ (valid header, right size; under the name that its header gives it); what a record names is never touched; files that are not components are left alone,
 //! and so is a directory that cannot be written;
 //! lost/ keeps its files seven days, within bounds.
 
@@ -137,8 +137,11 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
             }
             changed = true;
             let path = entry.path();
-            if is_whole(&path, name) {
-                let to = directory.lost().join(entry.file_name());
+            if let Some(inside) = whole(&path) {
+                // One that lies under another's name keeps its own, unless that is taken.
+                let own = directory.lost().join(inside.to_string());
+                let taken = inside != name && own.try_exists().map_err(failed("look for", &own))?;
+                let to = if taken { directory.lost().join(entry.file_name()) } else { own };
                 begin_lost_life(&path);
                 std::fs::rename(&path, &to).map_err(failed("move to lost", &path))?;
                 found.lost += 1;
@@ -158,17 +161,14 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
     Ok(found)
 }
 
-/// Whether the file is a component that was completed: valid header of this very name, exact size.
-fn is_whole(path: &Path, name: FileName) -> bool {
-    let header = || {
-        let file = File::open(path).ok()?;
-        let mut block = [0u8; BLOCK];
-        file.read_exact_at(&mut block, 0).ok()?;
-        let header = Header::decode(&block).ok()?;
-        let size = file.metadata().ok()?.len();
-        (header.file_name() == name && header.geometry().ok()?.file_size() == size).then_some(())
-    };
-    header().is_some()
+/// Which component the file is by its header, if it was completed: a valid header, and the exact size.
+pub fn whole(path: &Path) -> Option<FileName> {
+    let file = File::open(path).ok()?;
+    let mut block = [0u8; BLOCK];
+    file.read_exact_at(&mut block, 0).ok()?;
+    let header = Header::decode(&block).ok()?;
+    let size = file.metadata().ok()?.len();
+    (header.geometry().ok()?.file_size() == size).then(|| header.file_name())
 }
 
 /// What is in lost/.

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 /// Most files kept open.
@@ -91,8 +92,15 @@ impl Component {
     pub fn open(store: &Store, key: Key, descriptor: &Descriptor, direct: bool) -> Result<Component, ReadError> {
         let directory = store.directory(key.directory).ok_or(ReadError::Missing)?;
         let name = FileName { version: key.version, component: key.component };
-        let path = directory.components().join(name.to_string());
-        let file = File::open(&path)?;
+        Self::open_at(&directory.components().join(name.to_string()), key, descriptor, direct)
+    }
+
+    /// The same of a file that lies anywhere.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn open_at(path: &Path, key: Key, descriptor: &Descriptor, direct: bool) -> Result<Component, ReadError> {
+        let file = File::open(path)?;
         let mut block = [0u8; BLOCK];
         file.read_exact_at(&mut block, 0)?;
         let header = Header::decode(&block)?;
@@ -103,11 +111,15 @@ impl Component {
             return Err(ReadError::Size { found, wanted: geometry.file_size() });
         }
         // Where it cannot be had the bytes are read through the kernel's cache.
-        let direct = if direct { open_direct(&path).ok().map(Arc::new) } else { None };
+        let direct = if direct { open_direct(path).ok().map(Arc::new) } else { None };
         let blocks = Mutex::new(LruCache::new(TABLE_BLOCKS));
         Ok(Component { key, file: Arc::new(file), direct, geometry, striping: header.striping, blocks })
     }
 
+    /// Which it is.
+    pub fn key(&self) -> Key {
+        self.key
+    }
     /// The file.
     pub fn file(&self) -> &Arc<File> {
         &self.file

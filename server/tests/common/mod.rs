@@ -235,7 +235,7 @@ impl Events for Answers {
     fn event(&self, event: Event) {
         let id = match &event {
             Event::Replied { id, .. } | Event::Failed { id, .. } => *id,
-            Event::Released { .. } => return,
+            Event::Released { .. } | Event::Looked { .. } | Event::Slots(_) => return,
             Event::State(state) => {
                 *self.up.lock().unwrap() = *state == State::Up;
                 return;

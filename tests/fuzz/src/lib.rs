@@ -177,6 +177,7 @@ pub fn rail_reply(data: &[u8]) -> bool {
             assert_eq!(answer.to_message(&request), *pin);
             true
         }
+        Some(Body::Lease(_)) => true,
         None => false,
     }
 }

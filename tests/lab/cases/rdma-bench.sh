@@ -17,6 +17,7 @@ for count in 1 2; do
   railfsd init $store/d0 $store/d1 >/dev/null
   # Put over TCP; the rails come afterwards.
   rails $store
+  : >$work/ready
   railfsd serve --config $store/railfsd.toml >$work/ready 2>$LAB_OUT/railfsd$count.log &
   server=$!
   within 60 grep -q ready $work/ready

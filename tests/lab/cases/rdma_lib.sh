@@ -71,7 +71,7 @@ settled() {
   status | jq -e "(.rails | all(.in_flight == 0 and .held_bytes == 0 and .state == \"up\"))
     and .arena.exposed == 0 and .arena.quarantined == 0
     and .counters.rdma_queue_pairs_now == 3 * $1 and .counters.rdma_regions_now == 2 * $1
-    and .counters.rdma_pinned_bytes_now == $1 * (16 * 1048576 + 3 * 2 * 64 * 4096)
+    and .counters.rdma_pinned_bytes_now == $1 * (16 * 1048576 + 3 * 2 * 64 * 4096 + 2048)
     and .server.counters.rdma_queue_pairs_now == 3 * $1 and .server.counters.rdma_windows_now == 0"
 }
 

@@ -1,5 +1,6 @@
 //! One simulated link: two ends, two lanes, and what is under way between them.
 
+use super::card::Card;
 use super::{Answer, Call, Context, Forged, Side, SimConfig};
 use crate::clock::Time;
 use crate::memory::{Exposed, Fence, Fenced};
@@ -11,6 +12,8 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+
+mod remote;
 
 const LANES: [Lane; 2] = [Lane::Bulk, Lane::Small];
 
@@ -38,6 +41,9 @@ pub(super) enum Frame {
     Request { id: u64, message: Bytes },
     Piece { id: u64, offset: u32, bytes: Bytes },
     Reply { id: u64, bulk: u32, message: Bytes },
+    Write { key: u32, offset: u32, bytes: Bytes },
+    Read { id: u64, slots: Vec<u32>, posted: Vec<u64> },
+    Words { id: u64, words: Vec<u64> },
     Ping,
     Pong,
 }
@@ -58,6 +64,10 @@ struct End {
     pending: [Pending; 2],
     /// By id: unique for the rail.
     held: BTreeMap<u64, Held>,
+    /// Looks under way, and when they end at the latest.
+    looks: BTreeMap<u64, Time>,
+    /// The windows of landings: request by key.
+    keys: BTreeMap<u32, u64>,
     deferred: VecDeque<Event>,
     cancelled: VecDeque<u64>,
     counters: Counters,
@@ -69,6 +79,14 @@ pub(super) struct Link {
     number: usize,
     pub(super) config: SimConfig,
     pub(super) cut: bool,
+    /// The server's software does nothing.
+    pub(super) hung: bool,
+    pub(super) overflow: Option<(Side, bool)>,
+    pub(super) refused_writes: u64,
+    /// Ports that are down: of the client, of the server.
+    down: [bool; 2],
+    card: Option<Card>,
+    next_key: u32,
     client: End,
     server: End,
     backoff: Backoff,
@@ -128,6 +146,8 @@ impl End {
             connection: None,
             pending: [pending(), pending()],
             held: BTreeMap::new(),
+            looks: BTreeMap::new(),
+            keys: BTreeMap::new(),
             deferred: VecDeque::new(),
             cancelled: VecDeque::new(),
             counters: Counters::default(),
@@ -165,8 +185,15 @@ impl End {
         self.tell(Event::Failed { id, cause, hand }, context);
     }
 
+    fn look_failed(&mut self, id: u64, cause: Cause, context: &mut Context) {
+        if self.looks.remove(&id).is_some() {
+            self.tell(Event::Failed { id, cause, hand: Hand::None }, context);
+        }
+    }
+
     fn release(&mut self, id: u64, context: &mut Context) -> bool {
         let Some(held) = self.held.remove(&id) else { return false };
+        self.keys.retain(|_, of| *of != id);
         if let Some(extent) = self.fenced(held.extent) {
             self.tell(Event::Released { id, extent }, context);
         }
@@ -178,6 +205,7 @@ impl End {
             return Time(0);
         }
         let mut next = self.held.values().map(|held| held.until).min().unwrap_or(Time::NEVER);
+        next = next.min(self.looks.values().copied().min().unwrap_or(Time::NEVER));
         for pending in &self.pending {
             next = next.min(pending.next_deadline());
             if self.connection.is_some() {
@@ -207,6 +235,12 @@ impl Link {
             backoff: Backoff::new(context.random.next()),
             config,
             cut: false,
+            hung: false,
+            overflow: None,
+            refused_writes: 0,
+            down: [false; 2],
+            card: None,
+            next_key: 1,
             retry: Time::NEVER,
             connections: 0,
             last: [[Time(0); 2]; 2],
@@ -271,6 +305,11 @@ impl Link {
             Ok(connection) => {
                 end.counters.in_flight += 1;
                 end.counters.held_bytes += held;
+                if held > 0 {
+                    let key = self.next_key;
+                    self.next_key = key.wrapping_add(1);
+                    self.end(side).keys.insert(key, id);
+                }
                 context.trace(self.number, format_args!("{side:?} submits {id} on {lane:?}"));
                 if !context.chance(self.config.loss) {
                     self.send(side.other(), lane, connection, Frame::Request { id, message }, context);
@@ -281,7 +320,7 @@ impl Link {
 
     pub(super) fn cancel(&mut self, side: Side, id: u64) {
         let end = self.end(side);
-        if end.pending.iter().any(|pending| pending.contains(id)) {
+        if end.looks.contains_key(&id) || end.pending.iter().any(|pending| pending.contains(id)) {
             end.cancelled.push_back(id);
         }
     }
@@ -315,6 +354,9 @@ impl Link {
         let current = self.end(to).connection.unwrap_or(0);
         let (connection, frame) = match frame {
             Forged::Piece { id, offset, bytes } => (current, Frame::Piece { id, offset, bytes }),
+            Forged::Write { key, offset, bytes } => (current, Frame::Write { key, offset, bytes }),
+            Forged::Words { id, words, current: true } => (current, Frame::Words { id, words }),
+            Forged::Words { id, words, current: false } => (current.wrapping_sub(1), Frame::Words { id, words }),
             Forged::Reply { id, bulk, message, current: true } => (current, Frame::Reply { id, bulk, message }),
             Forged::Reply { id, bulk, message, current: false } => {
                 (current.wrapping_sub(1), Frame::Reply { id, bulk, message })
@@ -341,7 +383,8 @@ impl Link {
     }
 
     pub(super) fn next(&self) -> Time {
-        self.client.next().min(self.server.next()).min(self.retry)
+        let server = if self.hung { Time::NEVER } else { self.server.next() };
+        self.client.next().min(server).min(self.retry)
     }
 
     /// One thing that the clock, a cancel or a refusal calls for.
@@ -360,6 +403,7 @@ impl Link {
             return end.tell(event, context);
         }
         if let Some(id) = end.cancelled.pop_front() {
+            end.look_failed(id, Cause::Cancelled, context);
             let entry = end.pending.iter_mut().find_map(|pending| pending.remove(id));
             if let Some(entry) = entry {
                 context.trace(number, format_args!("{side:?} cancels {id}"));
@@ -371,6 +415,10 @@ impl Link {
             context.trace(number, format_args!("{side:?} has the fence of {id}"));
             end.release(id, context);
             return;
+        }
+        if let Some(id) = end.looks.iter().find(|(_, until)| **until <= now).map(|(id, _)| *id) {
+            context.trace(number, format_args!("{side:?} gives up look {id}"));
+            return end.look_failed(id, Cause::Expired, context);
         }
         for lane in LANES {
             if let Some((id, entry)) = end.pending[index(lane)].expired(now) {
@@ -417,8 +465,11 @@ impl Link {
         if self.client.closed {
             return;
         }
-        if self.cut || self.server.closed {
+        if self.cut || self.hung || self.server.closed {
             return self.down("nobody answers", context);
+        }
+        if self.down.contains(&true) {
+            return self.down("a port is down", context);
         }
         if self.server.connection.is_some() {
             self.die(Side::Server, "the client has connected anew", context);
@@ -429,6 +480,9 @@ impl Link {
         self.backoff.connected(now);
         let alive = liveness(&self.config, now);
         let in_flight = self.config.limits.in_flight;
+        if let Some(card) = &self.card {
+            self.client.tell(Event::Slots(Some(card.slots())), context);
+        }
         for end in [&mut self.client, &mut self.server] {
             end.connection = Some(connections);
             end.pending = [Pending::new(in_flight, alive.clone()), Pending::new(in_flight, alive.clone())];
@@ -443,7 +497,7 @@ impl Link {
     }
 
     /// One end's connection is dead; the other end, if it still believes in it, hears of it when something gets through.
-    fn die(&mut self, side: Side, why: &str, context: &mut Context) {
+    pub(super) fn die(&mut self, side: Side, why: &str, context: &mut Context) {
         let fence = context.now.after(self.config.fence);
         let number = self.number;
         let end = self.end(side);
@@ -453,6 +507,10 @@ impl Link {
             for (id, entry) in end.pending[index(lane)].close() {
                 end.fail(id, entry, Cause::Disconnected(why.to_string()), fence, context);
             }
+        }
+        // What was posted is flushed.
+        for id in end.looks.keys().copied().collect::<Vec<_>>() {
+            end.look_failed(id, Cause::Disconnected(why.to_string()), context);
         }
         if !self.cut && self.end(side.other()).connection == Some(connection) {
             let at = self.delay(context);
@@ -472,16 +530,38 @@ impl Link {
             return self.piece(to, lane, connection, (id, offset, bytes), context);
         }
         let now = context.now;
+        if self.hung && to == Side::Server && !matches!(frame, Frame::Read { .. }) {
+            return;
+        }
+        let lost = |frame: &Frame| matches!(frame, Frame::Reply { .. } | Frame::Words { .. });
+        if let Some((_, told)) = self.overflow.filter(|(of, _)| *of == to && lost(&frame)) {
+            self.overflow = None;
+            context.trace(number, format_args!("{to:?} loses a completion: {frame:?}"));
+            if told {
+                self.die(to, "a completion queue overflowed", context);
+            }
+            return;
+        }
         let end = self.end(to);
         if end.connection != Some(connection) {
             // Of another connection: dropped, whatever it is. A late reply does prove a fence of its own connection,
             // but that one's landings have theirs under way.
-            if matches!(frame, Frame::Reply { .. } | Frame::Request { .. }) {
+            if matches!(frame, Frame::Reply { .. } | Frame::Request { .. } | Frame::Words { .. }) {
                 end.counters.stale += 1;
                 context.trace(number, format_args!("{to:?} drops {frame:?} of connection {connection}"));
             }
             return;
         }
+        let frame = match frame {
+            // The cards' own business: no sign of life of anybody's software.
+            Frame::Read { id, slots, posted } => {
+                return self.read((lane, connection, id), &slots, &posted, context);
+            }
+            Frame::Words { id, words } => return self.looked(to, id, words, context),
+            Frame::Write { key, offset, bytes } => return self.write(to, key, offset, &bytes, context),
+            frame => frame,
+        };
+        let end = self.end(to);
         let pending = &mut end.pending[index(lane)];
         let more = !pending.is_empty();
         if pending.liveness.heard(now, more) == Some(Sign::Alive) {
@@ -491,7 +571,7 @@ impl Link {
             }
         }
         match frame {
-            Frame::Piece { .. } | Frame::Pong => {}
+            Frame::Piece { .. } | Frame::Write { .. } | Frame::Read { .. } | Frame::Words { .. } | Frame::Pong => {}
             Frame::Ping => self.send(to.other(), lane, connection, Frame::Pong, context),
             Frame::Request { id, message } => {
                 context.trace(number, format_args!("{to:?} gets request {id}"));
@@ -526,6 +606,7 @@ impl Link {
         context.trace(number, format_args!("{to:?} gets reply {id}"));
         let end = self.end(to);
         end.counters.in_flight -= 1;
+        end.keys.retain(|_, of| *of != id);
         let extent = entry.landing.and_then(|(extent, _)| end.fenced(extent));
         end.tell(Event::Replied { id, message, bulk, extent }, context);
     }

@@ -18,7 +18,7 @@ use crate::rail::backoff::Backoff;
 use crate::rail::pending::never_sent;
 use crate::rail::tcp::signal::{Deferred, Latch, lock, tell_late};
 use crate::rail::totals::{Totals, add};
-use crate::rail::{Cause, Counters, Event, Events, Handler, Rail, State, Submission};
+use crate::rail::{Cause, Counters, Event, Events, Hand, Handler, Look, Rail, Slots, State, Submission};
 use crate::verbs::{Access, DeviceEvent, Mr};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use railfs_proto::verbs::End;
@@ -216,6 +216,19 @@ impl Rail for VerbsRail {
         }
     }
 
+    fn look(&self, look: Look) {
+        let shared = &self.0;
+        let looking = self.group().map_or(Err(Cause::Down), |group| group.look(&look));
+        if let Err(cause) = looking {
+            match shared.deferred.push(Event::Failed { id: look.id, cause, hand: Hand::None }) {
+                Ok(()) => {
+                    let _ = shared.notes.send(Note::Deferred);
+                }
+                Err(event) => tell_late(shared.events.clone(), event),
+            }
+        }
+    }
+
     fn cancel(&self, id: u64) {
         if let Some(group) = self.group()
             && group.waits_for(id)
@@ -393,6 +406,9 @@ impl Keeper {
         add(&self.shared.totals.connects, 1);
         self.backoff.connected(self.shared.clock.now());
         *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(group.clone());
+        // Before those who wait for the rail begin.
+        let slots = group.slots().map(|slots| Slots { incarnation: slots.incarnation, count: slots.count });
+        self.shared.events.event(Event::Slots(slots));
         self.phase = Phase::Connected(group);
         self.set_state(State::Up);
         Ok(())
@@ -500,6 +516,7 @@ fn connect(shared: &Arc<Shared>) -> Result<Arc<Group>, String> {
         bulk: usize::from(config.bulk_pairs),
         memory: vec![open.landing.clone()],
         written: true,
+        slots: false,
         windows: open.windows,
         generation,
     };
@@ -523,7 +540,8 @@ fn connect(shared: &Arc<Shared>) -> Result<Arc<Group>, String> {
         source: None,
         landing: Some(open.landing.clone()),
         pulled: None,
-        offered: Some(shared.arena.clone()),
+        // Where the arena is open as a whole it is open to WRITEs alone.
+        offered: open.windows.then(|| shared.arena.clone()),
         read: Arc::default(),
         windows: open.windows.then(|| open.device.pd.clone()),
         soft: open.device.facts.soft,
@@ -532,6 +550,7 @@ fn connect(shared: &Arc<Shared>) -> Result<Arc<Group>, String> {
         pairs: full.pairs,
         their_depth: theirs.depth,
         their_piece: theirs.piece,
+        slots: theirs.slots.filter(|_| full.reads),
     })
     .map_err(|error| error.to_string())
 }

@@ -119,6 +119,8 @@ mod tests {
             depth in 8u32..70, script in proptest::collection::vec(any::<u8>(), 0..2000)
         ) {
             run(depth, &script)?;
+            // Both send all they may before anything arrives: neither has told the other of a receive since.
+            run(depth, &[0, 1].repeat(2 * depth as usize))?;
         }
     }
 

@@ -74,7 +74,7 @@ impl End {
         let pd = Pd::new(&context).unwrap();
         let port = context.port(1).unwrap();
         let gid = choose_gid(&context.gids().unwrap(), 1, address).unwrap();
-        let choice = PortChoice { port: 1, gid, traffic_class: 0, written };
+        let choice = PortChoice { port: 1, gid, traffic_class: 0, written, read: false };
         End { cq: Cq::new(&context, 256).unwrap(), pd, choice, mtu: port.mtu }
     }
 

@@ -11,7 +11,8 @@
 use super::credit::Credit;
 use super::faults::{self, Faults};
 use super::incoming::Answer;
-use super::link::{Item, Shared, State, Told, Ways, receive_place};
+use super::link::{Item, Shared, State, Told, Ways, looks_place, receive_place};
+use super::looks::{self, Looks};
 use super::source::Source;
 use super::{DEPTH, PIECE};
 use crate::clock::{Clock, Time};
@@ -21,10 +22,10 @@ use crate::rail::pending::{Pending, refusal};
 use crate::rail::tcp::Limits;
 use crate::rail::tcp::signal::{Deferred, Latch, Running, Signal, lock, poll, tell_late};
 use crate::rail::totals::{Totals, add, subtract};
-use crate::rail::{Cause, Counters, Event, Events, Handler, Incoming, Lane, Submission};
+use crate::rail::{Cause, Counters, Event, Events, Handler, Incoming, Lane, Look, Submission};
 use crate::verbs::{Buffers, Completion, Cq, DeviceEvent, Mr, Pd, Qp, Rts, Status, WrId, WrKind};
 use bytes::Bytes;
-use railfs_proto::verbs::FrameKind;
+use railfs_proto::verbs::{FrameKind, SlotArray};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -67,6 +68,8 @@ pub(super) struct Parts {
     /// Of the other side.
     pub(super) their_depth: u32,
     pub(super) their_piece: u32,
+    /// Of the other side, to be READ through the last pair.
+    pub(super) slots: Option<SlotArray>,
 }
 
 /// One queue pair.
@@ -120,6 +123,7 @@ pub(super) struct Fixed {
     /// Landings are opened by windows, each of one queue pair alone.
     pub(super) windows: bool,
     pub(super) faults: Faults,
+    slots: Option<SlotArray>,
 }
 
 impl std::fmt::Debug for Group {
@@ -157,7 +161,11 @@ impl Group {
                 ready: AtomicBool::new(false),
             }
         };
+        let looks = parts.slots.map(|slots| Looks::new(slots, looks_place(count)));
         let links: Vec<Link> = parts.pairs.into_iter().enumerate().map(link).collect();
+        if let Some(last) = links.last() {
+            lock(&last.state).looks = looks;
+        }
         Ok(Arc::new(Group {
             links,
             signal: Signal::new()?,
@@ -192,6 +200,7 @@ impl Group {
                 piece: parts.their_piece.min(PIECE) as usize,
                 windows: by_windows,
                 faults,
+                slots: parts.slots,
             },
         }))
     }
@@ -280,6 +289,25 @@ impl Group {
         Ok(())
     }
 
+    /// READs slot words. `Err`: nothing was posted.
+    pub(super) fn look(&self, look: &Look) -> Result<(), Cause> {
+        let index = self.links.len().saturating_sub(1);
+        let Some(link) = self.links.get(index) else { return Err(Cause::Down) };
+        let (posted, must_wake) = {
+            let mut state = lock(&link.state);
+            let shared = self.shared(index);
+            let posted = state.look(look, &shared)?;
+            let soon = shared.now.after(self.parts.limits.suspect / 2);
+            (posted, state.pending.wake_at > look.deadline.min(soon))
+        };
+        if let Err(why) = posted {
+            self.end(why);
+        } else if must_wake {
+            self.wake();
+        }
+        Ok(())
+    }
+
     /// Counts what a link did while a submitter had it; such a one never has anything to tell.
     pub(super) fn note(&self, told: &Told) {
         self.count(|totals| {
@@ -356,8 +384,15 @@ impl Group {
         }
     }
 
+    /// What of the other side's memory may be READ.
+    pub(super) fn slots(&self) -> Option<SlotArray> {
+        self.parts.slots
+    }
+
     pub(super) fn waits_for(&self, id: u64) -> bool {
-        self.links.iter().any(|link| lock(&link.state).pending.contains(id))
+        let waits =
+            |state: &State| state.pending.contains(id) || state.looks.as_ref().is_some_and(|looks| looks.contains(id));
+        self.links.iter().any(|link| waits(&lock(&link.state)))
     }
 
     pub(super) fn give_up(&self, id: u64) {
@@ -479,6 +514,12 @@ impl Group {
                 state.held_back_until(shared.now);
                 for id in &cancelled {
                     state.give_up(*id, Cause::Cancelled, &shared, &mut told);
+                    if let Some(looks) = &mut state.looks {
+                        looks.fail(*id, Cause::Cancelled, &mut told);
+                    }
+                }
+                if let Some(looks) = &mut state.looks {
+                    looks.expire(shared.now, &mut told);
                 }
                 while state.expire(&shared, &mut told) {}
                 if state.pending.is_empty() {
@@ -560,9 +601,10 @@ impl Group {
                     WrKind::Receive => "a receive",
                     WrKind::Send => "a message",
                     WrKind::Write => "a WRITE",
-                    WrKind::Read => "a READ",
                     WrKind::Bind => "binding a window",
                     WrKind::Invalidate => "taking a window away",
+                    WrKind::Read if slot < looks::PLACES => "a READ of the server's slots",
+                    WrKind::Read => "a READ of what was offered",
                     WrKind::Marker | WrKind::Unknown => "work",
                 };
                 return Err(format!("{what} failed: {status} (vendor code {:#x})", completion.vendor));

@@ -148,7 +148,7 @@ impl Group {
                 return;
             };
             let shared = self.shared(link);
-            match ready.item(shared.session, id, &serving, self, state.use_windows) {
+            match ready.item(shared.session, id, &serving, self) {
                 Ok(item) => match late {
                     Some(late) => {
                         state.push_later(shared.now.after(late), item);
@@ -191,7 +191,7 @@ impl Ready {
         }
     }
 
-    fn item(self, session: u64, id: u64, serving: &Serving, group: &Group, windows: bool) -> Result<Item, String> {
+    fn item(self, session: u64, id: u64, serving: &Serving, group: &Group) -> Result<Item, String> {
         let header = Header::plain(FrameKind::Reply, session, id);
         let mut item = match self {
             Ready::Plain(message) => Item::new(header, message),
@@ -206,12 +206,10 @@ impl Ready {
                 let mr = group.parts.landing.as_ref().ok_or("no memory to offer from")?;
                 let from = mr.slice_at(std::ptr::NonNull::from(source.bytes()).cast(), length);
                 let from = from.ok_or("bytes outside the registered memory")?;
+                // The key is that of the window it is opened by, when that is known.
                 let header = Header { kind: FrameKind::Offer, bulk: length, address: from.address(), ..header };
                 let mut item = Item::new(header, message);
-                if !windows {
-                    (item.header.key, item.header.keeps) = (mr.remote_key(), true);
-                }
-                item.before = Before::Offer { source, from, window: windows };
+                item.before = Before::Offer { source, from };
                 item
             }
             Ready::Written(source, length, message) => {

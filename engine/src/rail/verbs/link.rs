@@ -8,6 +8,7 @@
 
 use super::credit::Credit;
 use super::faults::Faults;
+use super::looks::{self, Looks};
 use super::offers::Offers;
 use super::{DEPTH, GRACE, PIECE};
 use crate::clock::Time;
@@ -36,19 +37,17 @@ pub(super) enum Before {
         address: u64,
         key: u32,
     },
-    /// The bulk is opened to be read.
+    /// The bulk is opened to be read, by a window.
     Offer {
         /// Keeps the bytes until the other side has read them.
         source: Fenced,
         from: Slice,
-        /// By a window; else the key is that of all the memory.
-        window: bool,
     },
 }
 
 impl Before {
     fn takes_window(&self) -> bool {
-        matches!(self, Before::Bind(_) | Before::Offer { window: true, .. })
+        matches!(self, Before::Bind(_) | Before::Offer { .. })
     }
 }
 
@@ -183,6 +182,8 @@ pub(super) struct State {
     next_invalidation: u16,
     pub(super) offers: Offers,
     scratch: Vec<u8>,
+    /// What of the other side's memory may be READ.
+    pub(super) looks: Option<Looks>,
 }
 
 /// How a link treats landings.
@@ -210,8 +211,13 @@ fn place(index: u8, slot: u16, send: bool) -> usize {
     (first + usize::from(slot)) * PIECE as usize
 }
 
-/// Bytes of messages of so many links.
+/// Bytes of messages of so many links, and of the words of slots.
 pub(super) fn buffer_bytes(links: usize) -> usize {
+    looks_place(links) + looks::BYTES
+}
+
+/// Where the words of slots land: after the messages.
+pub(super) fn looks_place(links: usize) -> usize {
     links * 2 * usize::from(DEPTH) * PIECE as usize
 }
 
@@ -249,6 +255,7 @@ impl State {
             next_invalidation: 0,
             offers: Offers::default(),
             scratch: Vec::with_capacity(PIECE as usize),
+            looks: None,
         }
     }
 
@@ -363,16 +370,10 @@ impl State {
                     source = Some(bytes);
                     pair.post(&mut [Work::Write { id: id(WrKind::Write), from, address, key }, send]).map(|()| 2)
                 }
-                (Before::Offer { source: bytes, from, .. }, window) => {
+                (Before::Offer { source: bytes, from }, Some(window)) => {
                     told.sent_bulk += u64::from(from.length());
                     offered = Some(bytes);
-                    match window {
-                        Some(window) => {
-                            let open = Work::Offer { id: id(WrKind::Bind), window, source: from };
-                            pair.post(&mut [open, send]).map(|()| 2)
-                        }
-                        None => pair.post(&mut [send]).map(|()| 1),
-                    }
+                    pair.post(&mut [Work::Offer { id: id(WrKind::Bind), window, source: from }, send]).map(|()| 2)
                 }
                 _ => pair.post(&mut [send]).map(|()| 1),
             };
@@ -384,9 +385,9 @@ impl State {
                 error.to_string()
             });
             match (offered, window) {
-                (Some(source), window) => self.offers.open(front.header.id, source, window, shared.now),
+                (Some(source), Some(window)) => self.offers.open(front.header.id, source, window, shared.now),
                 (None, Some(window)) => drop(self.bound.insert(front.header.id, window)),
-                (None, None) => {}
+                (_, None) => {}
             }
             let posted = Posted { kind: WrKind::Send, slot, requests: requests?, source };
             owed(&mut self.posted, &mut self.progress, posted, shared.now);
@@ -420,6 +421,7 @@ impl State {
             if posted.kind == id.kind && posted.slot == id.slot {
                 match id.kind {
                     WrKind::Invalidate => self.invalidated(id.slot, told),
+                    WrKind::Read if id.slot < looks::PLACES => self.word(id.slot, shared, told),
                     WrKind::Read => self.read(id.slot, shared, told),
                     _ => {}
                 }
@@ -427,6 +429,12 @@ impl State {
             }
         }
         Err(format!("a completion of {:?} {} that was not posted", id.kind, id.slot))
+    }
+
+    /// A READ was posted. Slots below [`looks::PLACES`] are those of words, the others those of bulk.
+    pub(super) fn read_posted(&mut self, slot: u16, now: Time) {
+        let posted = Posted { kind: WrKind::Read, slot, requests: 1, source: None };
+        owed(&mut self.posted, &mut self.progress, posted, now);
     }
 
     /// Our own invalidation was completed with success: a fence.
@@ -632,13 +640,17 @@ impl State {
         let held = self.held.values().map(|held| held.until).min().unwrap_or(Time::NEVER);
         let taken = self.invalidating.front().map_or(Time::NEVER, |first| first.since.after(4 * GRACE));
         let later = self.later.front().map_or(Time::NEVER, |(at, _)| *at);
-        held.min(taken).min(later).min(self.offers.next())
+        let looks = self.looks.as_ref().map_or(Time::NEVER, Looks::next);
+        held.min(taken).min(later).min(self.offers.next()).min(looks)
     }
 
     /// The connection is over: every request fails, and what may still be written to comes out with the windows.
     pub(super) fn end(&mut self, why: &str, now: Time, told: &mut Told) -> Remains {
         for (id, entry) in self.pending.close() {
             self.failed(id, entry, Cause::Disconnected(why.to_owned()), now, told);
+        }
+        if let Some(looks) = &mut self.looks {
+            looks.end(why, told);
         }
         let mut remains = Remains { pair: self.pair.take(), ..Remains::default() };
         self.out.clear();

@@ -1,7 +1,7 @@
 //! The server's end: joins that came over the control connection become queue pairs.
 //!
 //! Guarantees: no ticket, no queue pair; connections are bounded (I6); a client that never becomes ready is given up when it
-//! does not answer; the server's memory is written to by nobody, and read by nobody, from outside; [`VerbsListener::stop`]
+//! does not answer; the server's memory is written to by nobody from outside, and nothing of it but the version slots is read; [`VerbsListener::stop`]
 //! returns within a second or so.
 
 use super::group::{Group, Parts};
@@ -22,11 +22,11 @@ use crate::rail::tcp::signal::{Latch, lock};
 use crate::rail::totals::{Totals, add};
 use crate::verbs::{Access, Mr};
 use railfs_proto::v1::{self, Code, Outcome, VerbsEnd};
-use railfs_proto::verbs::End;
+use railfs_proto::verbs::{End, SlotArray};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// How long [`VerbsListener::stop`] waits for the threads.
@@ -53,6 +53,13 @@ pub struct VerbsListenerCounters {
     pub own: Option<SlabCounters>,
 }
 
+/// The version slots, open to READs.
+struct Exposed {
+    announced: SlotArray,
+    share: Share,
+    _mr: Arc<Mr>,
+}
+
 struct Shared {
     config: VerbsListenerConfig,
     clock: Clock,
@@ -67,6 +74,8 @@ struct Shared {
     messages: Arc<AtomicU64>,
     /// Bulk bytes READ from clients.
     read: Arc<AtomicU64>,
+    /// The version slots, once they are open to READs.
+    slots: OnceLock<Exposed>,
     groups: Mutex<HashMap<u64, Arc<Group>>>,
     stopping: AtomicBool,
     latch: Arc<Latch>,
@@ -107,6 +116,7 @@ impl VerbsListener {
             refused: AtomicU64::new(0),
             messages: Arc::default(),
             read: Arc::default(),
+            slots: OnceLock::new(),
             groups: Mutex::default(),
             stopping: AtomicBool::new(false),
             latch: Arc::default(),
@@ -132,6 +142,23 @@ impl VerbsListener {
     /// The GID it is reached by.
     pub fn gid(&self) -> [u8; 16] {
         self.gid
+    }
+
+    /// Opens version slots to READs, for all connections that join from now on. They stay registered as long as the listener
+    /// lives. `lease`: how long an answer lets a client believe what it READs; whoever comes after this run of the server must
+    /// not publish sooner. A second call changes nothing.
+    ///
+    /// # Errors
+    /// The device does not register them; the message says how many bytes.
+    pub fn expose(&self, words: Arc<[AtomicU64]>, incarnation: u64, lease: Duration) -> Result<(), String> {
+        let shared = &self.shared;
+        let count = words.len() as u64;
+        let share = shared.config.ledger.take(size_of_val(&*words) as u64, "the version slots")?;
+        let mr = Mr::register(&shared.device.pd, words, Access::Slots).map_err(|error| error.to_string())?;
+        let first = mr.slice(0, 8).ok_or("there are no slots")?;
+        let announced = SlotArray { address: first.address(), key: mr.remote_key(), count, incarnation, lease };
+        let _ = shared.slots.set(Exposed { announced, share, _mr: mr });
+        Ok(())
     }
 
     /// Its address.
@@ -162,7 +189,8 @@ impl VerbsListener {
             stale: totals.stale,
             registered: self.shared.source.bytes()
                 + self.shared.pulled.as_ref().map_or(0, |(_, share)| share.bytes())
-                + self.shared.messages.load(Ordering::SeqCst),
+                + self.shared.messages.load(Ordering::SeqCst)
+                + self.shared.slots.get().map_or(0, |exposed| exposed.share.bytes()),
             own: own.then(|| slab.counters()),
         }
     }
@@ -178,8 +206,8 @@ impl VerbsListener {
         })
     }
 
-    /// Ends every connection; bounded by a second or so.
-    pub fn stop(&self) {
+    /// Ends every connection; bounded by a second or so. Says whether nothing is left by which a client could still READ a slot.
+    pub fn stop(&self) -> bool {
         let shared = &self.shared;
         shared.stopping.store(true, Ordering::SeqCst);
         let groups: Vec<_> = lock(&shared.groups).values().cloned().collect();
@@ -187,12 +215,15 @@ impl VerbsListener {
             group.close("the listener was stopped");
         }
         drop(groups);
-        if !shared.latch.wait(STOP) {
+        let ended = shared.latch.wait(STOP);
+        if !ended {
             tracing::error!(listener = %shared.config.name, "a thread of the listener has not ended; it is left behind");
         }
         if shared.source.own {
             shared.source.slab.stop();
         }
+        // A queue pair that the device did not give back may still answer.
+        ended && crate::verbs::leaked() == 0
     }
 }
 
@@ -262,11 +293,13 @@ impl Shared {
             bulk: theirs.pairs.len().saturating_sub(1),
             memory: std::iter::once(&self.source.mr).chain(pulled).cloned().collect(),
             written: false,
+            slots: self.slots.get().is_some(),
             windows: false,
             generation,
         };
         let half = Half::new(&plan).map_err(unavailable)?;
-        let end = half.end().to_message();
+        let mut end = half.end().to_message();
+        end.slots = self.slots.get().map(|exposed| exposed.announced.to_message());
         let full = half.connect(&theirs).map_err(unavailable)?;
         let totals = Arc::new(Totals::default());
         for totals in [&totals, &self.totals] {
@@ -294,6 +327,7 @@ impl Shared {
             pairs: full.pairs,
             their_depth: theirs.depth,
             their_piece: theirs.piece,
+            slots: None,
         });
         let group = group.map_err(|error| unavailable(error.to_string()))?;
         lock(&self.groups).insert(number, group.clone());

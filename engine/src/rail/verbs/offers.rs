@@ -7,7 +7,8 @@
 //!   out only then, so that the memory on the other side stands still for as long as it may be read.
 //! * An offer that nobody waits for, or for more than was asked for, is never read.
 
-use super::link::{Item, Posted, Remains, Shared, State, Told, fence, owed};
+use super::link::{Item, Remains, Shared, State, Told, fence};
+use super::looks::PLACES;
 use super::{OFFERED, READS};
 use crate::clock::Time;
 use crate::memory::{Exposed, Fenced};
@@ -20,7 +21,7 @@ use std::collections::{HashMap, VecDeque};
 /// Bytes that the other side may read.
 struct Open {
     source: Fenced,
-    window: Option<Window>,
+    window: Window,
     until: Time,
 }
 
@@ -53,8 +54,16 @@ pub(super) struct Offers {
 
 impl Offers {
     /// These bytes were opened, or may have been.
-    pub(super) fn open(&mut self, id: u64, source: Fenced, window: Option<Window>, now: Time) {
+    pub(super) fn open(&mut self, id: u64, source: Fenced, window: Window, now: Time) {
         self.open.insert(id, Open { source, window, until: now.after(OFFERED) });
+    }
+
+    /// A place that no READ has; those below [`PLACES`] are for the words of looks.
+    fn slot(&mut self) -> Option<u16> {
+        let from = self.next.max(PLACES);
+        let slot = (from..=u16::MAX).chain(PLACES..from).find(|slot| !self.reading.contains_key(slot))?;
+        self.next = slot.wrapping_add(1);
+        Some(slot)
     }
 
     /// When to look again.
@@ -75,7 +84,7 @@ impl Offers {
     /// The connection is over.
     pub(super) fn end(&mut self, remains: &mut Remains) {
         for (_, Open { source, window, .. }) in self.open.drain() {
-            remains.windows.extend(window);
+            remains.windows.push(window);
             remains.offered.push(source);
         }
         self.waiting.clear();
@@ -112,6 +121,7 @@ impl State {
             self.push(taken(shared.session, header.id, header.key, header.keeps));
             return Ok(());
         };
+        let slot = self.offers.slot().ok_or("more is offered than can be READ at a time")?;
         let Some((extent, allowed)) = entry.landing.take() else {
             return Err(format!("request {} is offered twice, or asked for nothing", header.id));
         };
@@ -120,11 +130,6 @@ impl State {
             entry.landing = Some((extent, allowed));
             return Err(format!("an offer of {} bytes where {allowed} were asked for", header.bulk));
         };
-        let mut slot = self.offers.next;
-        while self.offers.reading.contains_key(&slot) {
-            slot = slot.wrapping_add(1);
-        }
-        self.offers.next = slot.wrapping_add(1);
         let Header { id, address, key, keeps, .. } = *header;
         let reading = Reading { id, extent, into, address, key, keeps, message, given_up: false };
         self.offers.reading.insert(slot, reading);
@@ -143,8 +148,7 @@ impl State {
             // Counted first: should it fail, part of it may be under way.
             self.offers.under_way += 1;
             pair.post(&mut [Work::Read { id, into, address, key }]).map_err(|error| error.to_string())?;
-            let posted = Posted { kind: WrKind::Read, slot, requests: 1, source: None };
-            owed(&mut self.posted, &mut self.progress, posted, shared.now);
+            self.read_posted(slot, shared.now);
         }
         Ok(())
     }
@@ -192,20 +196,15 @@ impl State {
             told.stale += 1;
             return Ok(());
         };
-        match open.window {
-            Some(window) if key != Some(window.key()) => {
-                let ours = window.key();
-                // It may still read: the bytes stay until the queue pair is gone.
-                self.offers.open.insert(id, Open { window: Some(window), ..open });
-                Err(format!("offered bytes were said to be taken with key {key:?}, not {ours:#x}"))
-            }
-            // Proved: the receive took the window's key away; or, without one, it is the word that follows the READ on the queue
-            // pair that carried the offer.
-            window => {
-                self.windows.extend(window);
-                drop(open.source);
-                Ok(())
-            }
+        let ours = open.window.key();
+        if key != Some(ours) {
+            // It may still read: the bytes stay until the queue pair is gone.
+            self.offers.open.insert(id, open);
+            return Err(format!("offered bytes were said to be taken with key {key:?}, not {ours:#x}"));
         }
+        // Proved: the receive took the window's key away.
+        self.windows.push(open.window);
+        drop(open.source);
+        Ok(())
     }
 }

@@ -130,6 +130,8 @@ pub(super) struct Plan<'a> {
     pub(super) memory: Vec<Arc<Mr>>,
     /// The other side may write through these pairs.
     pub(super) written: bool,
+    /// The other side may READ version slots through the last pair.
+    pub(super) slots: bool,
     /// Landings are opened by windows.
     pub(super) windows: bool,
     pub(super) generation: u32,
@@ -148,7 +150,9 @@ pub(super) struct Full {
     pub(super) cq: Cq,
     pub(super) buffers: Buffers,
     pub(super) pairs: Vec<Qp<Rts>>,
-    /// The other side offers what it is asked for, and may be READ from.
+    /// The other side can be READ from.
+    pub(super) reads: bool,
+    /// It offers what it is asked for, too.
     pub(super) offers: bool,
 }
 
@@ -174,9 +178,12 @@ impl Half {
         let (port, gid) = (device.port()?, device.gid()?);
         let count = bulk.clamp(&1, &16) + 1;
         let depth = u32::from(DEPTH);
-        // A binding or a WRITE before every message, invalidations, READs, and one to spare.
+        // A binding or a WRITE before every message, invalidations, READs of bulk, READs of slots on the last, and one to spare.
         let windows = |last: bool| if plan.windows { u32::try_from(windows_of(last)).unwrap_or(0) } else { 0 };
-        let sends = |last: bool| 2 * depth + windows(last) + u32::from(READS) + 2;
+        let looks = |last: bool| if last { u32::from(super::looks::PLACES) } else { 0 };
+        let sends = |last: bool| 2 * depth + windows(last) + looks(last) + u32::from(READS) + 2;
+        // Only by windows, which give reading of one put's bytes and nothing else.
+        let offers = plan.windows && device.facts.max_reads > 0;
         let most = sends(false).max(sends(true));
         if most > device.facts.max_queue {
             let (name, max) = (device.context.name(), device.facts.max_queue);
@@ -189,7 +196,7 @@ impl Half {
         }
         let cq = Cq::new(&device.context, entries).map_err(text)?;
         let buffers = Buffers::new(&device.pd, buffer_bytes(count)).map_err(text)?;
-        let choice = PortChoice { port: port.number, gid, traffic_class: 0, written: plan.written };
+        let choice = |read| PortChoice { port: port.number, gid, traffic_class: 0, written: plan.written, read };
         let mut pairs = Vec::with_capacity(count);
         for index in 0..count {
             let last = index + 1 == count;
@@ -197,7 +204,7 @@ impl Half {
             memory.extend(plan.memory.clone());
             let limits = Limits { sends: sends(last), receives: depth };
             let pair = Qp::new(&device.pd, &cq, limits, memory).map_err(text)?;
-            let mut pair = pair.init(&choice).map_err(text)?;
+            let mut pair = pair.init(&choice(offers || (last && plan.slots))).map_err(text)?;
             // At most MAX_PAIRS.
             let number = u8::try_from(index).unwrap_or(u8::MAX);
             for slot in 0..DEPTH {
@@ -218,8 +225,8 @@ impl Half {
             pairs: pairs.iter().map(said).collect(),
             reads_answered: device.facts.max_reads.min(READS),
             reads_asked: device.facts.max_reads_out.min(READS),
-            // Only a side that is written to has landings that can be sources, too.
-            offers: plan.written && device.facts.max_reads > 0,
+            offers,
+            slots: None,
         };
         Ok(Half { cq, buffers, pairs, end })
     }
@@ -243,14 +250,14 @@ impl Half {
         // Each way the lesser of what one side asks and the other answers.
         let answered = lesser(self.end.reads_answered, theirs.reads_asked);
         let asked = lesser(self.end.reads_asked, theirs.reads_answered);
-        let offers = theirs.offers && asked > 0;
+        let reads = asked > 0;
         let mut pairs = Vec::with_capacity(count);
         for ((pair, psn), other) in self.pairs.drain(..).zip(&theirs.pairs) {
             let peer = Peer { number: other.number, psn: other.psn, gid: theirs.gid, lid: theirs.lid, mtu };
             let pair = pair.rtr(&peer, answered).map_err(text)?;
             pairs.push(pair.rts_reading(psn, asked).map_err(text)?);
         }
-        Ok(Full { cq: self.cq, buffers: self.buffers, pairs, offers })
+        Ok(Full { cq: self.cq, buffers: self.buffers, pairs, reads, offers: reads && theirs.offers })
     }
 }
 

@@ -65,11 +65,8 @@ pub(super) fn retire(group: &Arc<Group>, why: &str) {
         let mut told = Told::default();
         if destroyed {
             drop(sources);
-            if all_gone || group.parts.windows {
-                drop(offered);
-            } else {
-                offered.into_iter().for_each(std::mem::forget);
-            }
+            // Opened by windows, each of this pair alone.
+            drop(offered);
             let landings = if all_gone || group.parts.windows { landings } else { Vec::new() };
             for (id, extent) in landings {
                 // Proved: every queue pair through which it could be written to is destroyed.

@@ -7,6 +7,7 @@ use crate::rail::State;
 use bytes::Bytes;
 use prost::Message;
 use railfs_proto::layout::Striping;
+use railfs_proto::limits::LEASE;
 use railfs_proto::reply::ok_outcome;
 
 const KIB: u64 = 1 << 10;
@@ -58,7 +59,7 @@ impl<'a> Sim<'a> {
     fn new(arena: u64, rails: usize) -> Sim<'a> {
         let mut core = Core::new(Arena::new(arena).unwrap(), 16 * MIB);
         let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: 1 };
-        core.session(Session { scope, max_fetch: 1 << 20, pins: true });
+        core.session(Session { scope, max_fetch: 1 << 20, pins: true, lease: LEASE });
         for rail in 0..rails {
             core.add_rail(&format!("r{rail}"));
             core.rail_event(Time(0), rail, Event::State(State::Up));
@@ -150,7 +151,9 @@ impl<'a> Sim<'a> {
                         let (at, _, _) = self.under_way.remove(&id).unwrap();
                         self.thinking.push((self.now.after(self.programs[at].think), at));
                     }
-                    Action::Checked { .. } | Action::LookedUp { .. } | Action::Renew => unreachable!(),
+                    Action::Checked { .. } | Action::LookedUp { .. } | Action::Renew | Action::Look { .. } => {
+                        unreachable!()
+                    }
                 }
             }
         }
@@ -372,7 +375,7 @@ fn no_fetch_is_larger_than_the_server_takes() {
     let files = objects(1, 64 * MIB);
     let mut sim = Sim::new(64 * MIB, 2);
     let scope = sim.core.session.scope.clone();
-    sim.core.session(Session { scope, max_fetch: 200 << 10, pins: true });
+    sim.core.session(Session { scope, max_fetch: 200 << 10, pins: true, lease: LEASE });
     sim.program(&files[0], 1, 1, sequential(0, 64 * MIB, MIB as u32));
     sim.program(&files[0], 2, 1, sequential(100, 64 * MIB, 70_000));
     sim.run(Duration::from_secs(60));

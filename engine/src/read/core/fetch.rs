@@ -282,7 +282,8 @@ impl Core {
             deadline: fetch.deadline,
         };
         self.rails.posted(rail, u64::from(size));
-        let entry = InFlight { flight: Flight::Fetch(id), rail, memory: size, held, posted: now };
+        let incarnation = self.session.scope.incarnation;
+        let entry = InFlight { flight: Flight::Fetch(id), rail, memory: size, held, posted: now, incarnation };
         self.flights.insert(attempt, entry);
         self.actions.push(Action::Submit { rail, submission });
     }
@@ -333,6 +334,7 @@ impl Core {
         }
     }
 
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn fetch_replied(
         &mut self,
         now: Time,
@@ -341,12 +343,16 @@ impl Core {
         message: &Bytes,
         bulk: u32,
         extent: Option<Fenced>,
+        entry: &InFlight,
     ) {
         let Some(fetch) = self.fetches.get_mut(&id) else { return };
         fetch.attempt = None;
         let page_size = fetch.object.descriptor.striping.page_size();
         let body = match message::reply(message) {
-            Ok(v1::rail_reply::Body::Fetch(body)) => Ok(body),
+            Ok(v1::rail_reply::Body::Fetch(body)) => {
+                self.checking.lease.answered(entry.incarnation, entry.posted);
+                Ok(body)
+            }
             Ok(_) => Err(Bad::Malformed("reply to another kind of request".into())),
             Err(bad) => Err(bad),
         };

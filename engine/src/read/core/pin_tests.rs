@@ -119,6 +119,20 @@ fn a_pin_is_answered_once_the_server_keeps_the_version_and_renewed_by_the_timer(
 }
 
 #[test]
+fn a_pin_that_nobody_needs_any_more_is_not_found_overdue() {
+    let mut world = World::new(3, 1, 8 << 20);
+    let old = world.object.clone();
+    let call = world.pin(&old);
+    world.core.unpin(world.now, 2000);
+    world.act();
+    assert_eq!(world.held(), [call], "whoever asked is told at once");
+    world.answer_all();
+    world.pass(Duration::from_secs(20));
+    assert_eq!(world.held(), [call], "and not once more");
+    world.quiesce();
+}
+
+#[test]
 fn a_pin_outlives_rails_and_a_restart_of_the_server() {
     let mut world = World::new(3, 2, 8 << 20);
     let old = world.object.clone();
@@ -151,11 +165,11 @@ fn a_pin_that_is_not_kept_says_why() {
     assert_eq!(world.core.pin_counts().lost, 2);
     // A server that knows no pins, and one that says nothing.
     let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: 1 };
-    world.core.session(Session { scope: scope.clone(), max_fetch: 1 << 20, pins: false });
+    world.core.session(Session { scope: scope.clone(), max_fetch: 1 << 20, pins: false, lease: LEASE });
     let other = Arc::new(object(2002, 3, 1));
     world.pin(&other);
     assert!(matches!(world.calls.pop(), Some((_, Err(Error::Protocol(_))))));
-    world.core.session(Session { scope, max_fetch: 1 << 20, pins: true });
+    world.core.session(Session { scope, max_fetch: 1 << 20, pins: true, lease: LEASE });
     world.pin(&Arc::new(object(2003, 3, 1)));
     world.pass(Duration::from_secs(5));
     assert!(matches!(world.calls.pop(), Some((_, Err(Error::TimedOut { .. })))));

@@ -28,7 +28,12 @@ impl Core {
 
     /// See [`Core::pin`].
     pub fn unpin(&mut self, now: Time, version: u64) {
-        self.pins.unpin(version);
+        // A call that was not answered in time for the last one who needed it must not be found overdue later.
+        for call in self.pins.unpin(version) {
+            if self.calls.remove(&call).is_some() {
+                self.actions.push(Action::Checked { id: call });
+            }
+        }
         self.say_pins(now);
     }
 

@@ -6,9 +6,11 @@ use crate::client::Object;
 use crate::clock::Time;
 use crate::error::Error;
 use crate::outage::READ_PROBE;
+use crate::rail::State;
 use crate::read::admission::{Class, MAX_WAITING, Use};
 use crate::read::landed::Landed;
 use crate::read::plan;
+use crate::read::rails::RailView;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -355,11 +357,19 @@ impl Core {
 
     /// What is known of why no rail is up.
     pub fn rails_down(&self) -> String {
-        let reasons: Vec<String> = (0..self.rails.len())
-            .filter_map(|rail| self.rails.view(rail).filter(|view| !view.removed))
-            .map(|view| format!("rail {}: {}", view.name, view.reason.dead.as_deref().unwrap_or("connecting")))
-            .collect();
-        format!("no rail is up ({})", reasons.join("; "))
+        format!("no rail is up ({})", self.rails_now())
+    }
+
+    /// What each rail is.
+    pub(super) fn rails_now(&self) -> String {
+        let is = |view: &RailView| match (&view.reason.dead, &view.state) {
+            (Some(why), _) => why.clone(),
+            (None, State::Up) => "up".to_owned(),
+            (None, State::Silent) => "silent".to_owned(),
+            (None, State::Connecting | State::Down(_)) => "connecting".to_owned(),
+        };
+        let rails = (0..self.rails.len()).filter_map(|rail| self.rails.view(rail).filter(|view| !view.removed));
+        rails.map(|view| format!("rail {}: {}", view.name, is(view))).collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Action, Call, Core, Flight, InFlight, RETRY, Waiter};
 use crate::client::{Found, Object};
 use crate::clock::Time;
 use crate::error::Error;
-use crate::rail::{Lane, Submission};
+use crate::rail::{Lane, Look, Submission};
 use crate::read::admission::{Class, Use};
 use bytes::Bytes;
 use railfs_proto::descriptor::Proof;
@@ -29,12 +29,12 @@ const SPLIT: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone)]
 pub(super) struct Member {
-    object: Arc<Object>,
-    proof: Proof,
-    waiters: Vec<Waiter>,
+    pub(super) object: Arc<Object>,
+    pub(super) proof: Proof,
+    pub(super) waiters: Vec<Waiter>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Kind {
     Check(Vec<Member>),
     /// For a call.
@@ -43,17 +43,23 @@ pub(super) enum Kind {
     Recheck(Arc<Object>, Vec<Waiter>),
     /// What the server is to be told of pins.
     Pin(PinChange),
+    /// Nothing but the server's lease.
+    Renew,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Small {
-    kind: Kind,
+    pub(super) kind: Kind,
     deadline: Time,
     avoid: Vec<usize>,
-    attempt: Option<u64>,
-    posted: Time,
+    pub(super) attempt: Option<u64>,
+    pub(super) posted: Time,
     retry_at: Time,
     bad: u32,
+    /// READs that proved nothing.
+    pub(super) looks: u32,
+    /// Not by READ.
+    pub(super) by_frame: bool,
 }
 
 impl Core {
@@ -75,7 +81,7 @@ impl Core {
     }
 
     /// Sends what has gathered, unless a frame left a moment ago and is not back yet.
-    fn send_gathered(&mut self, now: Time) {
+    pub(super) fn send_gathered(&mut self, now: Time) {
         let flying = self.smalls.values().any(|small| small.attempt.is_some() && matches!(small.kind, Kind::Check(_)));
         if self.gathering.is_empty() || flying && now.since(self.last_check_posted) < GATHER {
             return;
@@ -98,12 +104,22 @@ impl Core {
 
     pub(super) fn new_small(&mut self, now: Time, kind: Kind, deadline: Time) {
         let id = self.id();
-        let small = Small { kind, deadline, avoid: Vec::new(), attempt: None, posted: now, retry_at: Time(0), bad: 0 };
+        let small = Small {
+            kind,
+            deadline,
+            avoid: Vec::new(),
+            attempt: None,
+            posted: now,
+            retry_at: Time(0),
+            bad: 0,
+            looks: 0,
+            by_frame: false,
+        };
         self.smalls.insert(id, small);
         self.post_small(now, id);
     }
 
-    fn post_small(&mut self, now: Time, id: u64) {
+    pub(super) fn post_small(&mut self, now: Time, id: u64) {
         let attempt = self.id();
         let Some(small) = self.smalls.get_mut(&id).filter(|small| small.attempt.is_none()) else { return };
         if now >= small.deadline {
@@ -132,6 +148,20 @@ impl Core {
             small.retry_at = now.after(RETRY);
             return;
         };
+        let held = Use::Read(Class::Small);
+        if let Kind::Check(members) = &small.kind
+            && !small.by_frame
+            && let Some(slots) = self.checking.slots(now, self.rails.slots(rail, now), members)
+        {
+            self.counts.check_reads += 1;
+            (small.attempt, small.posted) = (Some(attempt), now);
+            let look = Look { id: attempt, incarnation, slots, deadline: small.deadline };
+            self.rails.posted(rail, 0);
+            let flight = Flight::Look(id);
+            self.flights.insert(attempt, InFlight { flight, rail, memory: 0, held, posted: now, incarnation });
+            self.actions.push(Action::Look { rail, look });
+            return self.renew_lease(now);
+        }
         let scope = &self.session.scope;
         let body = match &mut small.kind {
             Kind::Check(members) => {
@@ -142,6 +172,10 @@ impl Core {
             Kind::Lookup(name, _) => lookup_body(scope, name),
             Kind::Recheck(object, _) => lookup_body(scope, &object.name),
             Kind::Pin(change) => v1::rail_request::Body::Pin(change.to_message()),
+            Kind::Renew => {
+                self.counts.lease_renewals += 1;
+                v1::rail_request::Body::Lease(v1::LeaseRequest {})
+            }
         };
         small.attempt = Some(attempt);
         small.posted = now;
@@ -153,8 +187,8 @@ impl Core {
             deadline: small.deadline,
         };
         self.rails.posted(rail, 0);
-        let held = Use::Read(Class::Small);
-        self.flights.insert(attempt, InFlight { flight: Flight::Small(id), rail, memory: 0, held, posted: now });
+        let flight = Flight::Small(id);
+        self.flights.insert(attempt, InFlight { flight, rail, memory: 0, held, posted: now, incarnation });
         self.actions.push(Action::Submit { rail, submission });
     }
 
@@ -207,10 +241,14 @@ impl Core {
         }
     }
 
-    pub(super) fn small_replied(&mut self, now: Time, id: u64, rail: usize, message: &Bytes) {
+    pub(super) fn small_replied(&mut self, now: Time, id: u64, rail: usize, message: &Bytes, entry: &InFlight) {
         let Some(mut small) = self.smalls.remove(&id) else { return };
         small.attempt = None;
-        match message::reply(message) {
+        let reply = message::reply(message);
+        if reply.is_ok() {
+            self.checking.lease.answered(entry.incarnation, entry.posted);
+        }
+        match reply {
             Err(Bad::Refused(refusal)) => match refusal.code {
                 v1::Code::WrongIncarnation | v1::Code::WrongStore => {
                     self.actions.push(Action::Renew);
@@ -225,6 +263,7 @@ impl Core {
             Ok(v1::rail_reply::Body::Check(reply)) => match &small.kind {
                 Kind::Check(members) if members.len() == reply.results.len() => {
                     let members = members.clone();
+                    self.checking.pace.frame(now.since(entry.posted));
                     self.checks_answered(now, members, &reply.results);
                 }
                 _ => self.bad_small(now, id, small, rail, "another number of checks, or no check was asked for"),
@@ -240,7 +279,7 @@ impl Core {
                 }
             }
             Ok(v1::rail_reply::Body::Lookup(reply)) => match (&small.kind, Lookup::from_message(&reply)) {
-                (Kind::Check(_) | Kind::Pin(_), _) => {
+                (Kind::Check(_) | Kind::Pin(_) | Kind::Renew, _) => {
                     self.bad_small(now, id, small, rail, "a lookup where none was asked for")
                 }
                 (_, Err(ReplyError::Refused(refusal))) if refusal.code == v1::Code::Unavailable => {
@@ -254,6 +293,7 @@ impl Core {
                 }
                 (Kind::Recheck(object, waiters), Ok(lookup)) => self.rechecked(object, waiters, lookup),
             },
+            Ok(v1::rail_reply::Body::Lease(_)) if matches!(small.kind, Kind::Renew) => {}
             Ok(_) => self.bad_small(now, id, small, rail, "reply to another kind of request"),
         }
         self.send_gathered(now);
@@ -282,6 +322,8 @@ impl Core {
         match &small.kind {
             Kind::Lookup(name, call) => self.fail_call(*call, error(name)),
             Kind::Recheck(object, waiters) => self.fail_waiters(waiters, &error(&object.name)),
+            // Without a lease checks go by frame.
+            Kind::Renew => tracing::debug!(rail, detail, "a renewal of the server's lease was refused"),
             // Who waits for it waits on: it is said again.
             Kind::Pin(_) => {
                 tracing::debug!(rail, detail, "a pin request was refused");
@@ -318,7 +360,7 @@ impl Core {
         }
     }
 
-    fn current(&mut self, waiters: &[Waiter]) {
+    pub(super) fn current(&mut self, waiters: &[Waiter]) {
         for &waiter in waiters {
             match waiter {
                 Waiter::Read(id) => {
@@ -357,8 +399,12 @@ impl Core {
 
     pub(super) fn call_timed_out(&mut self, id: u64) {
         let Some(Call { began, deadline, what }) = self.calls.get(&id) else { return };
-        let (began, after) = (*began, deadline.since(*began));
-        let detail = format!(": {}", self.rails_down());
+        let (began, deadline) = (*began, *deadline);
+        let after = deadline.since(began);
+        let detail = match self.rails.any(deadline) {
+            true => ": the rails are up, and none of them brought it".to_owned(),
+            false => format!(": {}", self.rails_down()),
+        };
         let error = Error::TimedOut { what: what.clone(), after, detail };
         self.unanswered(began);
         self.fail_call(id, error);

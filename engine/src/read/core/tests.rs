@@ -10,10 +10,15 @@ use prost::Message;
 use railfs_proto::checksum::page_checksums;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof, Replica};
 use railfs_proto::layout::Striping;
+use railfs_proto::limits::LEASE;
 use railfs_proto::reply::{Lookup, ok_outcome};
 
+#[path = "looking_tests.rs"]
+mod looking;
 #[path = "pin_tests.rs"]
 mod pins;
+#[path = "sim_tests.rs"]
+mod sim;
 
 const PAGE: u32 = 4096;
 const SIZE: u64 = 200_000;
@@ -75,6 +80,18 @@ struct World {
     kept: pins::Kept,
     /// Calls that were answered.
     calls: Vec<(u64, Result<(), Error>)>,
+    /// READs of slots under way, and the word of those that the card has served already.
+    looks: Vec<(usize, crate::rail::Look)>,
+    words: HashMap<u64, Vec<u64>>,
+    /// Slots whose card goes on answering while their server says nothing any more: incarnation and state.
+    orphan: Option<(u64, u64)>,
+    /// Looks that an orphan answered with the word that was asked about, after its successor had published.
+    tempting: u64,
+}
+
+/// The word of the one slot, which counts publishes.
+fn word(slot: u64, incarnation: u64) -> u64 {
+    railfs_proto::slot::Slot { in_progress: 0, counter: slot }.encode(incarnation)
 }
 
 fn striping() -> Striping {
@@ -93,14 +110,15 @@ pub(super) fn object_of(version: u64, slot: u64, incarnation: u64, striping: Str
 }
 
 fn proof(slot: u64, incarnation: u64) -> Proof {
-    Proof { node: "n".into(), incarnation, slot: 0, value: slot, name_tag: 7 }
+    Proof { node: "n".into(), incarnation, slot: 0, value: word(slot, incarnation), name_tag: 7 }
 }
 
 impl World {
     fn new(seed: u64, rails: usize, arena: u64) -> World {
         let mut core = Core::new(Arena::new(arena).unwrap(), 1 << 20);
+        core.check_way(crate::read::lease::CheckWay::Auto);
         let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: 1 };
-        core.session(Session { scope, max_fetch: 1 << 20, pins: true });
+        core.session(Session { scope, max_fetch: 1 << 20, pins: true, lease: LEASE });
         for rail in 0..rails {
             core.add_rail(&format!("r{rail}"));
             core.rail_event(Time(0), rail, Event::State(State::Up));
@@ -123,6 +141,10 @@ impl World {
             served: HashMap::new(),
             kept: pins::Kept::default(),
             calls: Vec::new(),
+            looks: Vec::new(),
+            words: HashMap::new(),
+            orphan: None,
+            tempting: 0,
         }
     }
 
@@ -158,6 +180,7 @@ impl World {
                     Action::Finish { id, parts } => self.finish(id, parts),
                     Action::Fail { id, error } => self.fail(id, &error),
                     Action::Checked { id } => self.calls.push((id, Ok(()))),
+                    Action::Look { rail, look } => self.looks.push((rail, look)),
                     Action::LookedUp { .. } | Action::Renew => {}
                 }
             }
@@ -167,6 +190,9 @@ impl World {
     }
 
     fn cancel(&mut self, rail: usize, id: u64) {
+        if let Some(at) = self.looks.iter().position(|(r, look)| *r == rail && look.id == id) {
+            return self.lose_look(at, Cause::Cancelled);
+        }
         let Some(at) = self.posted.iter().position(|(r, s)| *r == rail && s.id == id) else { return };
         let (_, submission) = self.posted.swap_remove(at);
         let hand = match submission.landing {
@@ -236,7 +262,11 @@ impl World {
         let wrong = |reply: &mut v1::RailReply| {
             reply.outcome = Some(v1::Outcome { code: v1::Code::WrongIncarnation.into(), message: String::new() });
         };
-        let check = |proof: &v1::SlotProof, slot: u64| v1::CheckResult { current: proof.value == slot, value: slot };
+        let incarnation = self.incarnation;
+        let check = |proof: &v1::SlotProof, slot: u64| {
+            let value = word(slot, incarnation);
+            v1::CheckResult { current: proof.value == value, value }
+        };
         if request.scope.as_ref().unwrap().incarnation != self.incarnation {
             wrong(&mut reply);
             extent = submission.landing.map(|landing| landing.extent.filled(b"").unwrap());
@@ -291,6 +321,9 @@ impl World {
                 v1::rail_request::Body::Pin(pin) => {
                     reply.body = Some(v1::rail_reply::Body::Pin(self.kept.answer(&pin)));
                 }
+                v1::rail_request::Body::Lease(_) => {
+                    reply.body = Some(v1::rail_reply::Body::Lease(v1::LeaseReply { lease_milliseconds: 2000 }));
+                }
                 v1::rail_request::Body::Pull(_) => unreachable!(),
             }
         }
@@ -311,10 +344,16 @@ impl World {
         while let Some(at) = self.posted.iter().position(|(r, _)| *r == rail) {
             self.lose(at, Cause::Disconnected("died".into()));
         }
+        while let Some(at) = self.looks.iter().position(|(r, _)| *r == rail) {
+            self.lose_look(at, Cause::Disconnected("died".into()));
+        }
         self.core.rail_event(self.now, rail, Event::State(State::Down("died".into())));
         self.act();
         while let Some(at) = self.posted.iter().position(|(r, _)| *r == rail) {
             self.lose(at, Cause::Down);
+        }
+        while let Some(at) = self.looks.iter().position(|(r, _)| *r == rail) {
+            self.lose_look(at, Cause::Down);
         }
     }
 
@@ -337,13 +376,18 @@ impl World {
         self.served.clear();
         self.slot += 1000;
         let scope = v1::Scope { store: Bytes::from_static(&[9; 16]), node: "n".into(), incarnation: self.incarnation };
-        self.core.session(Session { scope, max_fetch: 1 << 20, pins: true });
+        self.core.session(Session { scope, max_fetch: 1 << 20, pins: true, lease: LEASE });
         self.act();
     }
 
     fn answer_all(&mut self) {
-        while !self.posted.is_empty() {
-            self.answer(0);
+        while !self.posted.is_empty() || !self.looks.is_empty() {
+            while !self.looks.is_empty() {
+                self.answer_look(0);
+            }
+            if !self.posted.is_empty() {
+                self.answer(0);
+            }
         }
     }
 
@@ -378,9 +422,17 @@ fn random_world(seed: u64) -> World {
                 let length = 1 + world.dice.roll(60_000) as u32;
                 world.read(1 + u64::from(sequential), offset, length);
             }
-            6..=11 if !world.posted.is_empty() => {
+            6..=9 | 11 if !world.posted.is_empty() => {
                 let at = world.dice.roll(world.posted.len() as u64) as usize;
                 world.answer(at);
+            }
+            10 if !world.looks.is_empty() => {
+                let at = world.dice.roll(world.looks.len() as u64) as usize;
+                match world.dice.roll(8) {
+                    0 => world.lose_look(at, Cause::Disconnected("flushed".into())),
+                    1..=3 => world.serve_look(at),
+                    _ => world.answer_look(at),
+                }
             }
             12 if !world.posted.is_empty() => {
                 let at = world.dice.roll(world.posted.len() as u64) as usize;
@@ -404,6 +456,9 @@ fn random_world(seed: u64) -> World {
             16 => {
                 let rail = world.dice.roll(rails) as usize;
                 world.core.rail_event(world.now, rail, Event::State(State::Up));
+                if world.dice.roll(3) > 0 {
+                    world.slots_up(rail);
+                }
                 world.act();
             }
             17 => {
@@ -431,11 +486,15 @@ fn random_world(seed: u64) -> World {
 #[test]
 fn i1_i3_random_schedules_give_one_current_version_or_an_error() {
     let mut answered = [0u64; 3];
+    let mut looks = [0u64; 2];
     for seed in 0..400 {
         let mut world = random_world(seed);
         world.quiesce();
         answered.iter_mut().zip(world.answered).for_each(|(sum, n)| *sum += n);
+        let counts = world.core.counts();
+        looks.iter_mut().zip([counts.check_reads, counts.check_reads_again]).for_each(|(sum, n)| *sum += n);
     }
+    assert!(looks[0] > 1000 && looks[1] > 50, "{looks:?}");
     // All three outcomes were really met: bytes, ESTALE, other errors.
     assert!(answered.iter().all(|&n| n > 300), "{answered:?}");
 }

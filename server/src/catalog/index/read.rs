@@ -109,6 +109,25 @@ impl Reader {
         past.map(|past| standing_of(past.value())).transpose()
     }
 
+    /// Current and superseded versions above `after`, in order, at most `limit`.
+    pub(crate) fn versions(&self, after: u64, limit: usize) -> Result<Vec<Standing>, IndexError> {
+        let Some(start) = after.checked_add(1) else { return Ok(Vec::new()) };
+        let mut versions = Vec::new();
+        for item in ReadableTable::range(&self.versions, start..)?.take(limit) {
+            versions.push(item?.0.value());
+        }
+        for item in ReadableTable::range(&self.superseded, start..)?.take(limit) {
+            versions.push(item?.0.value());
+        }
+        versions.sort_unstable();
+        versions.truncate(limit);
+        let standing = |version: u64| {
+            let standing = self.standing(version)?;
+            standing.ok_or_else(|| IndexError(format!("version {version} is listed and not there")))
+        };
+        versions.into_iter().map(standing).collect()
+    }
+
     pub(crate) fn superseded(&self, after: u64, limit: usize) -> Result<Vec<Standing>, IndexError> {
         let Some(start) = after.checked_add(1) else { return Ok(Vec::new()) };
         let range = ReadableTable::range(&self.superseded, start..)?;
