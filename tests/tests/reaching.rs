@@ -14,6 +14,7 @@ use railfs_tests::{need_mount, skip};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use std::fs::File;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -99,6 +100,24 @@ fn s20_an_address_without_a_route_or_an_answer_is_named_in_time() {
     unreachable(&mut mount("railfs://192.0.2.1/ns"), &["192.0.2.1:7420"], limit);
     assert!(!is_mounted(&place));
     no_process(&place);
+}
+
+#[test]
+fn s20_a_port_that_is_not_the_control_port_is_said_to_be_none() {
+    let cluster = Cluster::start(&Plan::default());
+    // A service of another kind, and one that ends what it does not understand.
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let there = other.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for mut connection in other.incoming().flatten() {
+            let _ = connection.write_all(b"SSH-2.0-other\r\n");
+        }
+    });
+    for address in [cluster.rails[0], there] {
+        let mut command = cluster.railfs();
+        command.arg("ls").arg(format!("railfs://{address}/ns"));
+        unreachable(&mut command, &[&address.to_string(), "not the control port"], Duration::from_secs(8));
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use railfs_tests::mount::Mount;
 use railfs_tests::process::{descriptors, resident, threads};
 use railfs_tests::putter::Putter;
 use railfs_tests::quiet::assert_quiet;
-use railfs_tests::shell::shell;
+use railfs_tests::shell::{LIMIT, shell, shell_within};
 use railfs_tests::wait::eventually;
 use railfs_tests::{full, need_mount, need_programs, skip, wait};
 use std::collections::BTreeSet;
@@ -105,8 +105,10 @@ fn s13_memory_and_descriptors_stay_where_they_are_over_rounds_of_find() {
     let server = cluster.server().pid();
     let server_base = (descriptors(server), threads(server));
     let mut memory = Vec::new();
+    let limit = if full() { LIMIT * 10 } else { LIMIT };
     for _ in 0..rounds {
-        sh(&mount, "find $M -type f -exec head -qc1 {} + | wc -c");
+        let walked = shell_within(&mount, Path::new("/"), "find $M -type f -exec head -qc1 {} + | wc -c", limit);
+        assert_eq!(walked.expect(0).out(), format!("{objects}\n"));
         memory.push((resident(mount.pid()), resident(server)));
     }
     eprintln!("resident KiB of mount and server, by round: {memory:?}");

@@ -8,6 +8,7 @@ use super::{MountArguments, start};
 use crate::failure::Failure;
 use crate::mount::options::{KEYS, Options, split};
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 
 /// What mount(8) calls its helpers begins so.
@@ -66,6 +67,18 @@ const TOLERATED: [&str; 43] = [
 const TOLERATED_PREFIXES: [&str; 8] =
     ["x-", "X-", "comment=", "context=", "fscontext=", "defcontext=", "rootcontext=", "uhelper="];
 
+const HELP: &str = "\
+mount.railfs URL DIRECTORY [-sfnv] [-o OPTIONS]
+
+mount(8) calls this for `mount -t railfs URL DIRECTORY` and for lines of fstab:
+  railfs://HOST/NAMESPACE/ /mnt/data railfs _netdev,nofail 0 0
+
+  -o OPTIONS  those of `railfs mount` (railfs(1)), and those that fstab has for every file system
+  -s          leave out unknown options, do not fail for them
+  -f          check everything and mount nothing
+  -v          say what is done
+  -n          nothing: no table of mounts is written";
+
 /// What is to be done.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Call {
@@ -79,6 +92,18 @@ struct Call {
 
 /// Runs the helper; `arguments` without the program's name.
 pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
+    let mut arguments = arguments.peekable();
+    match arguments.peek().and_then(|first| first.to_str()) {
+        Some("-h" | "--help") => {
+            say(HELP);
+            return 0;
+        }
+        Some("-V" | "--version") => {
+            say(concat!("mount.railfs ", env!("CARGO_PKG_VERSION")));
+            return 0;
+        }
+        _ => {}
+    }
     match parse(arguments).and_then(run) {
         Ok(()) => 0,
         Err(failure) => {
@@ -90,6 +115,11 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
     }
 }
 
+/// Nothing is the worse for a reader that has gone.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 fn run(call: Call) -> Result<(), Failure> {
     let (options, left_out) = ours(&call.options, call.sloppy)?;
     for option in left_out {
@@ -97,7 +127,7 @@ fn run(call: Call) -> Result<(), Failure> {
     }
     Options::parse(&options)?;
     if call.verbose {
-        println!("mount.railfs: {} on {} ({})", call.source, call.place.display(), options.join(","));
+        say(&format!("mount.railfs: {} on {} ({})", call.source, call.place.display(), options.join(",")));
     }
     let arguments =
         MountArguments { url: call.source, mountpoint: call.place, foreground: false, options, serve_with_log: None };

@@ -1,7 +1,7 @@
 //! `railfs ls`, `stat` and `rm`.
 //!
-//! Guarantees: a list of any length is shown page by page in bounded memory; names are shown as their raw bytes, and in
-//! JSON as text beside a URL that is exact.
+//! Guarantees: a list of any length is shown page by page in bounded memory; names are shown as their raw bytes (on a
+//! terminal, which some bytes command, escaped), and in JSON as text beside a URL that is exact.
 
 use super::list::Pages;
 use super::show::end_of_output;
@@ -11,11 +11,11 @@ use crate::status::Directory;
 use railfs_engine::client::{Client, Found, ListEntry, Object};
 use railfs_engine::error::Error;
 use railfs_proto::descriptor::{Descriptor, Replica};
-use railfs_proto::name::Key;
+use railfs_proto::name::{Escaped, Key};
 use railfs_proto::units::format_size;
 use railfs_proto::url::Url;
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
 /// How a list is shown.
@@ -24,6 +24,7 @@ struct Style {
     long: bool,
     json: bool,
     recursive: bool,
+    escaped: bool,
 }
 
 /// Lists a directory, or shows one object's line.
@@ -31,7 +32,7 @@ struct Style {
 /// # Errors
 /// Not found (3), unreachable (5).
 pub fn ls(url: &Url, long: bool, recursive: bool, json: bool) -> Result<(), Failure> {
-    let style = Style { long, json, recursive };
+    let style = Style { long, json, recursive, escaped: std::io::stdout().is_terminal() };
     let client = connect(url)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let result = list(&client, url, style, &mut out);
@@ -91,11 +92,16 @@ fn show(url: &Url, entry: &ListEntry, name: &[u8], style: Style, out: &mut dyn W
             }
             .into_bytes();
         }
-        line.extend_from_slice(name);
+        line.extend(name_bytes(name, style.escaped));
         line.extend_from_slice(if entry.object.is_some() { b"\n" } else { b"/\n" });
         out.write_all(&line)
     };
     written.map_err(|error| end_of_output(&error))
+}
+
+/// A name as it is, or so that it cannot command a terminal.
+pub fn name_bytes(name: &[u8], escaped: bool) -> Vec<u8> {
+    if escaped { Escaped(name).to_string().into_bytes() } else { name.to_vec() }
 }
 
 /// What lists, stat and watch say of a version in JSON.
@@ -312,7 +318,8 @@ mod tests {
         let url = Url::parse("railfs://h/ns/d/").unwrap();
         let shown = |entry: &ListEntry, long, json| {
             let mut out = Vec::new();
-            show(&url, entry, &entry.key[2..], Style { long, json, recursive: false }, &mut out).unwrap();
+            show(&url, entry, &entry.key[2..], Style { long, json, recursive: false, escaped: false }, &mut out)
+                .unwrap();
             out
         };
         let file = ListEntry { key: b"d/f\xff".to_vec(), object: Some(object().descriptor) };

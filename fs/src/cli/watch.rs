@@ -3,7 +3,7 @@
 //! Guarantees: every change below the URL is shown once and in order, also over restarts of the server and broken
 //! connections; a failure says from which number to go on.
 
-use super::objects::attributes;
+use super::objects::{attributes, name_bytes};
 use super::show::end_of_output;
 use super::{connect, format};
 use crate::failure::Failure;
@@ -14,7 +14,7 @@ use railfs_proto::name::Key;
 use railfs_proto::url::Url;
 use railfs_proto::watch::{Change, Event, WatchPage};
 use serde_json::json;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,13 @@ pub struct Settings {
     pub until_now: bool,
     /// One JSON object a line.
     pub json: bool,
+}
+
+/// How a change is shown.
+#[derive(Clone, Copy)]
+enum Style {
+    Json,
+    Text { escaped: bool },
 }
 
 /// Shows changes until it is ended.
@@ -54,6 +61,7 @@ fn follow(client: &Arc<Client>, url: &Url, settings: Settings, out: &mut dyn Wri
         None => Vec::new(),
     };
     let mut query = WatchQuery { namespace: url.namespace.clone(), prefix, from: settings.from };
+    let style = if settings.json { Style::Json } else { Style::Text { escaped: std::io::stdout().is_terminal() } };
     let mut until = None;
     let mut heard = Instant::now();
     loop {
@@ -62,7 +70,7 @@ fn follow(client: &Arc<Client>, url: &Url, settings: Settings, out: &mut dyn Wri
                 match client.watch_next(&mut watching) {
                     Ok(page) => {
                         heard = Instant::now();
-                        show(url, &page, settings.json, out)?;
+                        show(url, &page, style, out)?;
                         query.from = page.next;
                         if page.next > *until.get_or_insert(page.latest) && settings.until_now {
                             return Ok(());
@@ -96,10 +104,13 @@ fn is_wanted(url: &Url, key: &Key) -> bool {
     })
 }
 
-fn show(url: &Url, page: &WatchPage, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+fn show(url: &Url, page: &WatchPage, style: Style, out: &mut dyn Write) -> Result<(), Failure> {
     let mut text = Vec::new();
     for change in page.changes.iter().filter(|change| is_wanted(url, &change.key)) {
-        text.extend(if json { line_json(url, change) } else { line(change) });
+        text.extend(match style {
+            Style::Json => line_json(url, change),
+            Style::Text { escaped } => line(change, escaped),
+        });
         text.push(b'\n');
     }
     if text.is_empty() {
@@ -108,7 +119,7 @@ fn show(url: &Url, page: &WatchPage, json: bool, out: &mut dyn Write) -> Result<
     out.write_all(&text).and_then(|()| out.flush()).map_err(|error| end_of_output(&error))
 }
 
-fn line(change: &Change) -> Vec<u8> {
+fn line(change: &Change, escaped: bool) -> Vec<u8> {
     let time = format::utc(change.time.seconds);
     let start = match &change.event {
         Event::Put(descriptor) => {
@@ -116,7 +127,7 @@ fn line(change: &Change) -> Vec<u8> {
         }
         Event::Delete { before, .. } => format!("{:>10} {time} rm  {before:>12} {:>14} ", change.sequence, "-"),
     };
-    [start.as_bytes(), change.key.as_bytes()].concat()
+    [start.as_bytes(), &name_bytes(change.key.as_bytes(), escaped)].concat()
 }
 
 fn line_json(url: &Url, change: &Change) -> Vec<u8> {
@@ -171,8 +182,11 @@ mod tests {
             key: key("d/f"),
             event: Event::Delete { version: 3000, before: 2000 },
         };
-        let text = String::from_utf8(line(&change)).unwrap();
+        let text = String::from_utf8(line(&change, true)).unwrap();
         assert_eq!(text, "        77 1970-01-01 00:00:00 rm          2000              - d/f");
+        let odd = Change { key: key("d/\x1b]0;f\n"), ..change.clone() };
+        assert!(line(&odd, false).ends_with(b"d/\x1b]0;f\n"));
+        assert!(line(&odd, true).ends_with(b"d/\\x1b]0;f\\x0a"), "it commands no terminal");
         let url = Url::parse("railfs://h/ns/").unwrap();
         let value: serde_json::Value = serde_json::from_slice(&line_json(&url, &change)).unwrap();
         assert_eq!((&value["event"], &value["version"], &value["deleted"]), (&json!("rm"), &json!(3000), &json!(2000)));

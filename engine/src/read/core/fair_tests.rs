@@ -409,7 +409,13 @@ fn what_is_damaged_is_not_fetched_again_at_once() {
     // As the kernel does: 128 KiB ahead of a fault, then the page alone.
     let asks = [(0u64, 128u32 << 10), (0, 4096), (0, 4096), (64 << 10, 4096)];
     sim.program(&files[0], 1, 1, move |read| asks.get(read as usize).copied());
-    sim.run(Duration::from_millis(20));
+    // Once both rails have failed they are tried again a moment later.
+    for _ in 0..10 {
+        sim.run(Duration::from_millis(20));
+        sim.now = sim.now.after(RETRY);
+        sim.core.tick(sim.now);
+        sim.act();
+    }
     assert_eq!(sim.failed.len(), 4);
     assert!(sim.failed.iter().all(|error| matches!(error, Error::Damaged { .. })), "{:?}", sim.failed);
     assert_eq!(sim.core.counts().reads_failed_again, 3);

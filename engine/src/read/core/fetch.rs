@@ -324,9 +324,9 @@ impl Core {
             fetch.avoid.push(rail);
         }
         self.counts.fetches_again += 1;
-        // The same rail at once would only fail again; it may not have said yet that it is down.
+        // A rail that failed it would only fail again at once; it may not have said yet that it is down.
         match self.rails.choose(now, 0, &fetch.avoid) {
-            Some(other) if other != rail => self.post_fetch(now, id),
+            Some(other) if !fetch.avoid.contains(&other) => self.post_fetch(now, id),
             _ => {
                 fetch.avoid.clear();
                 self.park_fetch(now, id);

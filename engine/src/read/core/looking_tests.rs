@@ -177,7 +177,8 @@ fn i10_a_look_that_fails_is_asked_by_frame_and_the_rail_not_read_through_for_a_w
 #[test]
 fn i3_a_version_published_by_the_successor_is_never_missed_by_a_check_of_the_predecessors_card() {
     let (mut by_card, mut tempting, mut stale) = (0, 0, 0);
-    for seed in 0..100 {
+    for told in seeds(100) {
+        let seed = told.0;
         let mut world = warm(seed, 1 + (seed % 2) as usize);
         world.core.check_way(CheckWay::Read);
         let alive = world.now.after(Duration::from_millis(world.dice.roll(3000)));
@@ -218,5 +219,5 @@ fn i3_a_version_published_by_the_successor_is_never_missed_by_a_check_of_the_pre
         stale += world.answered[1];
     }
     // The last: words that would have said "current" of what was superseded.
-    assert!(by_card > 0 && stale > 0, "{by_card} by card, {stale} stale, {tempting} tempting");
+    assert!(by_card > 200 && stale > 50 && tempting > 20, "{by_card} by card, {stale} stale, {tempting} tempting");
 }

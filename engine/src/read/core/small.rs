@@ -234,9 +234,9 @@ impl Core {
         if !small.avoid.contains(&rail) {
             small.avoid.push(rail);
         }
-        // The same rail at once would only fail again; it may not have said yet that it is down.
+        // A rail that failed it would only fail again at once; it may not have said yet that it is down.
         match self.rails.choose(now, 0, &small.avoid) {
-            Some(other) if other != rail => self.post_small(now, id),
+            Some(other) if !small.avoid.contains(&other) => self.post_small(now, id),
             _ => small.avoid.clear(),
         }
     }
