@@ -190,6 +190,11 @@ impl SimDisks {
         lock(&self.machine).full = true;
     }
 
+    /// There is room again.
+    pub(crate) fn make_room(&self) {
+        lock(&self.machine).full = false;
+    }
+
     /// The disks as they are found after everything stopped at this moment.
     pub(crate) fn crash(&self, survives: Survives, fault: Fault) -> SimDisks {
         let after = SimDisks::new(self.disks.len(), fault);
