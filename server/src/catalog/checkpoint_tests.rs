@@ -73,17 +73,14 @@ fn i8_a_crash_at_every_operation_of_checkpoints_and_cuts_leaves_old_or_new() {
             // Once with the index it had, and without one in all the ways in which the disks can have been left.
             let with_index = disks.crash(Survives::Some(at), Fault::Never);
             let mut dumps = Vec::new();
-            for (kept, survives) in [
-                (true, Survives::Some(at)),
-                (false, Survives::Some(at)),
-                (false, Survives::All),
-                (false, Survives::Nothing),
-            ] {
+            let rebuilt = [Survives::Some(at), Survives::All, Survives::Nothing].map(|survives| (false, survives));
+            let thorough = at % 5 == 0;
+            for (kept, survives) in rebuilt.into_iter().chain(thorough.then_some((true, Survives::Some(at)))) {
                 let case = format!("{logs} logs, {fault:?}, {survives:?}, index kept: {kept}");
                 let after = if kept { with_index.crash(Survives::All, Fault::Never) } else { disks.crash(survives, Fault::Never) };
                 let elsewhere = state_dir();
                 let state = if kept { state.path() } else { elsewhere.path() };
-                let (catalog, second) = open(&after, state, &markers).unwrap_or_else(|e| panic!("{case}: {e}"));
+                let (catalog, second) = open(&after, state, &markers.copy()).unwrap_or_else(|e| panic!("{case}: {e}"));
                 assert_eq!(second.incarnation, first.incarnation + 1, "{case}");
                 check(&catalog, &expected, &case);
                 assert!(catalog.revision() > revision, "{case}: numbers go on");
@@ -92,12 +89,15 @@ fn i8_a_crash_at_every_operation_of_checkpoints_and_cuts_leaves_old_or_new() {
                 if survives == Survives::Some(at) {
                     dumps.push(without_state(dump(&catalog)));
                 }
-                // And it can be cut on.
-                let mut goes_on = expected.clone();
-                work(&catalog, &mut goes_on, 3);
-                check(&catalog, &goes_on, &case);
+                if thorough {
+                    // And it can be cut on.
+                    let mut goes_on = expected.clone();
+                    work(&catalog, &mut goes_on, 3);
+                    check(&catalog, &goes_on, &case);
+                }
             }
-            assert_eq!(dumps[0], dumps[1], "{logs} logs, {fault:?}: an index that grew and one that was rebuilt");
+            dumps.dedup();
+            assert_eq!(dumps.len(), 1, "{logs} logs, {fault:?}: an index that grew and one that was rebuilt");
         }
     }
 }
@@ -117,11 +117,11 @@ fn i8_a_start_on_a_cut_log_that_is_cut_off_is_repeated() {
         for at in 1.. {
             let stopped = disks.crash(Survives::All, Fault::FreezeAt(at));
             lose(&stopped);
-            let finished = open(&stopped, state_dir().path(), &markers).is_ok();
+            let finished = open(&stopped, state_dir().path(), &markers.copy()).is_ok();
             for survives in [Survives::All, Survives::Nothing, Survives::Some(at)] {
                 let case = format!("case {case}, cut off at {at}, {survives:?}");
                 let after = stopped.crash(survives, Fault::Never);
-                let (catalog, _) = open(&after, state_dir().path(), &markers).unwrap_or_else(|e| panic!("{case}: {e}"));
+                let (catalog, _) = open(&after, state_dir().path(), &markers.copy()).unwrap_or_else(|e| panic!("{case}: {e}"));
                 check(&catalog, &expected, &case);
                 assert_eq!(without_state(dump(&catalog)), without_state(all.clone()), "{case}");
             }
@@ -158,7 +158,7 @@ fn i8_behind_a_cut_deletes_stay_versions_and_numbers_go_on_and_requests_are_done
     assert!(*wait(catalog.reserve_versions(1)).unwrap().start() > reserved);
     assert!(catalog.revision() > last);
     // Who watches from before the cut is told so, and from the oldest number on misses nothing.
-    let changes = |from| wait(catalog.changes(ChangesAt::number(from), 1000));
+    let changes = |from| wait(async { catalog.changes(ChangesAt::number(from), 1000).await });
     let Err(ChangesError::TooOld { wanted: 2, oldest }) = changes(2) else { panic!("{:?}", changes(2)) };
     assert_eq!(oldest, held(&disks, 0).0[0]);
     let read = changes(oldest).unwrap();
@@ -244,12 +244,12 @@ fn i8_a_damaged_checkpoint_is_named_and_mended_from_the_other_log() {
                 assert_eq!(unequal.len(), 1, "{unequal:?}");
                 assert_eq!((&unequal[0].name, unequal[0].mendable), (&name, true));
                 assert_eq!(unequal[0].directory, format!("disk{log}"));
-                let (_, recovered) = open(&damaged, state_dir().path(), &markers).unwrap();
+                let (_, recovered) = open(&damaged, state_dir().path(), &markers.copy()).unwrap();
                 assert!(recovered.mended.contains(&format!("{name} in disk{log}")), "{recovered:?}");
                 // The other log is not needed any more.
                 let alone = damaged.crash(Survives::Nothing, Fault::Never);
                 alone.lose(1 - log, "");
-                let (catalog, _) = open(&alone, state_dir().path(), &markers).unwrap();
+                let (catalog, _) = open(&alone, state_dir().path(), &markers.copy()).unwrap();
                 check(&catalog, &expected, &name);
                 assert_eq!(without_state(dump(&catalog)), without_state(all.clone()));
             }
@@ -265,7 +265,7 @@ fn i8_with_one_log_a_damaged_checkpoint_is_done_without_where_the_one_before_it_
     damaged.damage(0, &checkpoint_name(checkpoints[1]), |bytes| bytes[4200] ^= 1);
     let (_, unequal) = LogCatalog::inspect(&often(&damaged, state_dir().path(), &markers)).unwrap();
     assert_eq!((unequal.len(), unequal[0].mendable), (1, false), "{unequal:?}");
-    let (catalog, recovered) = open(&damaged, state_dir().path(), &markers).unwrap();
+    let (catalog, recovered) = open(&damaged, state_dir().path(), &markers.copy()).unwrap();
     assert_eq!(recovered.removed, [format!("{} in disk0", checkpoint_name(checkpoints[1]))]);
     check(&catalog, &expected, "the one before");
     assert_eq!(without_state(dump(&catalog)), without_state(all));
@@ -278,7 +278,7 @@ fn i8_with_one_log_a_damaged_checkpoint_is_done_without_where_the_one_before_it_
         hopeless.damage(0, &checkpoint_name(*sequence), |bytes| bytes[4200] ^= 1);
     }
     let operations = hopeless.operations();
-    let refused = open(&hopeless, state_dir().path(), &markers).unwrap_err();
+    let refused = open(&hopeless, state_dir().path(), &markers.copy()).unwrap_err();
     assert!(matches!(refused, StartError::Checkpoint { first, .. } if first == segments[0]), "{refused}");
     for sequence in &checkpoints {
         assert!(refused.to_string().contains(&format!("disk0/{}", checkpoint_name(*sequence))), "{refused}");
@@ -287,7 +287,7 @@ fn i8_with_one_log_a_damaged_checkpoint_is_done_without_where_the_one_before_it_
     for sequence in &checkpoints {
         hopeless.lose(0, &checkpoint_name(*sequence));
     }
-    let refused = open(&hopeless, state_dir().path(), &markers).unwrap_err();
+    let refused = open(&hopeless, state_dir().path(), &markers.copy()).unwrap_err();
     assert!(matches!(refused, StartError::Beginning { wanted: 1, .. }), "{refused}");
 }
 
@@ -320,7 +320,8 @@ fn i8_an_older_log_than_the_markers_or_a_checkpoint_know_is_refused() {
     assert!(recovered.index_discarded.is_some_and(|why| why.contains("what is left of the log")));
     check(&catalog, &expected, "an old index");
     // Segments of an epoch that is over are not taken for an empty log.
-    let newer = LogCatalogOptions { epoch: 2, ..often(&disks, state_dir().path(), &markers) };
+    let state = state_dir();
+    let newer = LogCatalogOptions { epoch: 2, ..often(&disks, state.path(), &markers) };
     let refused = LogCatalog::open(newer).unwrap_err();
     assert!(matches!(refused, StartError::Epoch { found: Some(1), epoch: 2, .. }), "{refused}");
     assert!(refused.to_string().contains("epoch 1") && refused.to_string().contains("epoch 2"), "{refused}");

@@ -100,7 +100,7 @@ fn i8_a_log_directory_is_replaced_and_a_crash_at_every_operation_leaves_the_old_
                     replace(&after, &markers).unwrap_or_else(|error| panic!("{case}: {error}"));
                     assert_eq!(epoch(&after), 2);
                 }
-                let (now, state) = (epoch(&after), state_dir());
+                let (now, state, markers) = (epoch(&after), state_dir(), markers.copy());
                 let (catalog, _) = LogCatalog::open(at_epoch(&after, now, state.path(), &markers))
                     .unwrap_or_else(|error| panic!("{case}, epoch {now}: {error}"));
                 check(&catalog, &expected, &case);
@@ -119,7 +119,7 @@ fn i8_a_log_directory_is_replaced_and_a_crash_at_every_operation_leaves_the_old_
                     assert!(alone.directories()[left].list().unwrap().iter().all(|name| !name.starts_with("0000000000000001-")));
                     alone.lose(lost, "");
                     let state = state_dir();
-                    let (catalog, _) = LogCatalog::open(at_epoch(&alone, 2, state.path(), &markers))
+                    let (catalog, _) = LogCatalog::open(at_epoch(&alone, 2, state.path(), &markers.copy()))
                         .unwrap_or_else(|error| panic!("{case}, without disk{lost}: {error}"));
                     check(&catalog, &goes_on, &case);
                 }
@@ -145,7 +145,8 @@ fn what_was_staged_for_an_epoch_that_never_began_is_nothing() {
     };
     assert_eq!((staged(0), staged(2)), (2, 2), "a checkpoint and a segment in each");
     // The lost disk is found again: the old epoch goes on, and removes what was staged.
-    let writable = LogCatalogOptions { read_only: None, ..at_epoch(&disks, 1, state_dir().path(), &markers) };
+    let state = state_dir();
+    let writable = LogCatalogOptions { read_only: None, ..at_epoch(&disks, 1, state.path(), &markers) };
     let (catalog, _) = LogCatalog::open(writable).unwrap();
     let mut goes_on = expected;
     work(&catalog, &mut goes_on, 4);

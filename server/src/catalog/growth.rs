@@ -1,7 +1,7 @@
 //! When a checkpoint of the log is due, and what may go once there is one. Pure: no files, no clock.
 //!
-//! Guarantees: a checkpoint is due after so many bytes of log, or as many as the last one is long, so that writing them costs no
-//! more than what is logged; one that failed is tried again only after more has been logged; nothing goes that a start
+//! Guarantees: a checkpoint is due after so many bytes of log, and after as many as the last one is long, so that writing them
+//! costs no more than what is logged; one that failed is tried again only after more has been logged; nothing goes that a start
 //! would need that can use the last checkpoint but one.
 
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ impl Growth {
     /// `grown` bytes of log follow the last checkpoint, which has `size` bytes. `wanting`: one is due at once, because
     /// there is none that is whole everywhere.
     pub(super) fn new(bound: u64, grown: u64, size: u64, wanting: bool) -> Growth {
-        let due_at = if wanting { 0 } else { bound.max(size) };
+        let due_at = if wanting { 0 } else { due_after(bound, size) };
         Growth { bound, grown, due_at, begun: None }
     }
 
@@ -49,7 +49,7 @@ impl Growth {
     /// It is whole in every log, `size` bytes long.
     pub(super) fn done(&mut self, size: u64) {
         self.grown = self.grown.saturating_sub(self.begun.take().unwrap_or(0));
-        self.due_at = self.bound.max(size);
+        self.due_at = due_after(self.bound, size);
     }
 
     /// It is not.
@@ -57,6 +57,11 @@ impl Growth {
         self.begun = None;
         self.due_at = self.grown.saturating_add((self.bound / 4).max(1));
     }
+}
+
+/// The bound, as many times as the last checkpoint, which has `size` bytes, has [`CHECKPOINT_BYTES`].
+fn due_after(bound: u64, size: u64) -> u64 {
+    bound.saturating_mul(size.div_ceil(CHECKPOINT_BYTES).max(1))
 }
 
 /// What may go.
@@ -101,8 +106,8 @@ mod tests {
         growth.appended(30);
         assert!(growth.due(), "what was appended meanwhile counts");
         growth.begin();
-        growth.done(250);
-        growth.appended(249);
+        growth.done(2 * CHECKPOINT_BYTES + 1);
+        growth.appended(299);
         assert!(!growth.due(), "a long one is not written for a little log");
         growth.appended(1);
         assert!(growth.due());

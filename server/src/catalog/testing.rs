@@ -62,6 +62,13 @@ impl SequenceKeeper for Markers {
     }
 }
 
+impl Markers {
+    /// Others, that have seen the same: a start of one image of the disks is nothing to the others.
+    pub(crate) fn copy(&self) -> Arc<Markers> {
+        Arc::new(Markers(Mutex::new(*self.0.lock().unwrap())))
+    }
+}
+
 /// Small segments, so that the log rolls often.
 pub(crate) const SEGMENT: u64 = 6 << 10;
 
