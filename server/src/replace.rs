@@ -79,8 +79,7 @@ pub fn replace_log(config: &Config, directory: &Path) -> Result<Replaced, Replac
             behind: Vec::new(),
         });
     };
-    let scratch = tempfile::tempdir()
-        .map_err(|source| ReplaceError::Scratch { path: std::env::temp_dir(), source })?;
+    let scratch = tempfile::tempdir().map_err(|source| ReplaceError::Scratch { path: std::env::temp_dir(), source })?;
     let options = LogCatalogOptions::new(&store, scratch.path().to_owned(), &config.node);
     let (catalog, _) = LogCatalog::inspect(&options)?;
     let logs = store.replacement_logs(&replacement)?;

@@ -117,12 +117,16 @@ fn i8_a_log_directory_that_is_gone_is_replaced_and_the_store_takes_puts_again() 
     drop(client);
     server.stop();
     assert_eq!(log_files(&dirs[0], "log").len(), 1, "nothing of the old epoch is left");
-    assert_eq!(log_files(&dirs[0], "checkpoint"), [dirs[0].join("log").join(file_name(&log_files(&dirs[2], "checkpoint")[0]))]);
+    assert_eq!(
+        log_files(&dirs[0], "checkpoint"),
+        [dirs[0].join("log").join(file_name(&log_files(&dirs[2], "checkpoint")[0]))]
+    );
     // A damaged checkpoint is found and named, and mended from the other log.
     let checkpoint = log_files(&dirs[2], "checkpoint").remove(0);
     let file = std::fs::File::options().write(true).open(&checkpoint).unwrap();
     file.write_all_at(&[0xa5; 8], 4200).unwrap();
-    let of_log = |problems: Vec<Problem>| problems.into_iter().filter(|problem| problem.kind == Kind::Log).collect::<Vec<_>>();
+    let of_log =
+        |problems: Vec<Problem>| problems.into_iter().filter(|problem| problem.kind == Kind::Log).collect::<Vec<_>>();
     let found = of_log(check(&server, false));
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0].path, checkpoint.display().to_string());

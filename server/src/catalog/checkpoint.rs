@@ -8,12 +8,12 @@ use super::growth::{Cut, cut};
 use super::index::{Forgotten, IndexError, Snapshot};
 use super::log::{LogIdentity, LogName};
 use crate::store::{LogDirectory, LogFile};
+use prost::Message;
 use railfs_proto::checkpoint::{
     BLOCK_BYTES, CHECKPOINT_HEADER, CheckpointHeader, append_block, block_size, read_checkpoint,
 };
 use railfs_proto::logfile::LogFormatError;
 use railfs_proto::v1::{CheckpointBlock, CheckpointEntry};
-use prost::Message;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -233,9 +233,8 @@ fn copy_unfinished(
     let mut offset = 0u64;
     while offset < header.length {
         let left = usize::try_from(header.length - offset).unwrap_or(usize::MAX);
-        let piece = from
-            .read_at(from_name, offset, left.min(PIECE))
-            .map_err(failed("read", path_of(from, from_name)))?;
+        let piece =
+            from.read_at(from_name, offset, left.min(PIECE)).map_err(failed("read", path_of(from, from_name)))?;
         if piece.is_empty() {
             break;
         }

@@ -77,7 +77,11 @@ fn i8_a_crash_at_every_operation_of_checkpoints_and_cuts_leaves_old_or_new() {
             let thorough = at % 5 == 0;
             for (kept, survives) in rebuilt.into_iter().chain(thorough.then_some((true, Survives::Some(at)))) {
                 let case = format!("{logs} logs, {fault:?}, {survives:?}, index kept: {kept}");
-                let after = if kept { with_index.crash(Survives::All, Fault::Never) } else { disks.crash(survives, Fault::Never) };
+                let after = if kept {
+                    with_index.crash(Survives::All, Fault::Never)
+                } else {
+                    disks.crash(survives, Fault::Never)
+                };
                 let elsewhere = state_dir();
                 let state = if kept { state.path() } else { elsewhere.path() };
                 let (catalog, second) = open(&after, state, &markers.copy()).unwrap_or_else(|e| panic!("{case}: {e}"));
@@ -121,7 +125,8 @@ fn i8_a_start_on_a_cut_log_that_is_cut_off_is_repeated() {
             for survives in [Survives::All, Survives::Nothing, Survives::Some(at)] {
                 let case = format!("case {case}, cut off at {at}, {survives:?}");
                 let after = stopped.crash(survives, Fault::Never);
-                let (catalog, _) = open(&after, state_dir().path(), &markers.copy()).unwrap_or_else(|e| panic!("{case}: {e}"));
+                let (catalog, _) =
+                    open(&after, state_dir().path(), &markers.copy()).unwrap_or_else(|e| panic!("{case}: {e}"));
                 check(&catalog, &expected, &case);
                 assert_eq!(without_state(dump(&catalog)), without_state(all.clone()), "{case}");
             }
@@ -167,7 +172,7 @@ fn i8_behind_a_cut_deletes_stay_versions_and_numbers_go_on_and_requests_are_done
 }
 
 #[test]
-fn a_tombstone_goes_when_its_files_are_gone_and_no_put_of_its_run_can_come() {
+fn i8_a_tombstone_outlives_its_files_and_the_puts_of_its_run() {
     let (disks, state, markers) = (SimDisks::new(1, Fault::Never), state_dir(), Arc::new(Markers::default()));
     let tombstones = |catalog: &LogCatalog| {
         let all = dump(catalog);

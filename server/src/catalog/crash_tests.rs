@@ -251,7 +251,8 @@ fn a_record_that_is_too_long_is_refused_and_nothing_else_suffers() {
 fn i12_a_record_of_a_newer_version_stops_the_start_by_number() {
     let (disks, state) = (SimDisks::new(1, Fault::Never), state_dir());
     drop(open(&disks, state.path(), &Arc::default()).unwrap());
-    let found = super::recovery::survey(&disks.directories(), super::testing::IDENTITY, 0, &mut |_: &Found| Ok(())).unwrap();
+    let found =
+        super::recovery::survey(&disks.directories(), super::testing::IDENTITY, 0, &mut |_: &Found| Ok(())).unwrap();
     let (mut writer, _) = found.mend().unwrap();
     let sequence = writer.next_sequence();
     writer.append(&[railfs_proto::v1::Record { sequence, incarnation: 1, ..Default::default() }]).unwrap();

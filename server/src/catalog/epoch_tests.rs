@@ -116,7 +116,13 @@ fn i8_a_log_directory_is_replaced_and_a_crash_at_every_operation_leaves_the_old_
                 // Either of the two logs has it all, and what is of the old epoch is gone.
                 for (lost, left) in [(0, 2), (2, 0)] {
                     let alone = after.crash(Survives::Nothing, Fault::Never);
-                    assert!(alone.directories()[left].list().unwrap().iter().all(|name| !name.starts_with("0000000000000001-")));
+                    assert!(
+                        alone.directories()[left]
+                            .list()
+                            .unwrap()
+                            .iter()
+                            .all(|name| !name.starts_with("0000000000000001-"))
+                    );
                     alone.lose(lost, "");
                     let state = state_dir();
                     let (catalog, _) = LogCatalog::open(at_epoch(&alone, 2, state.path(), &markers.copy()))

@@ -50,9 +50,7 @@ impl History {
         let oldest = self.oldest.load(Ordering::SeqCst);
         match read {
             // What was looked for went meanwhile.
-            Err(ChangesError::Catalog(_)) if at.next < oldest => {
-                Err(ChangesError::TooOld { wanted: at.next, oldest })
-            }
+            Err(ChangesError::Catalog(_)) if at.next < oldest => Err(ChangesError::TooOld { wanted: at.next, oldest }),
             other => other,
         }
     }

@@ -194,7 +194,10 @@ impl LogWriter {
         for place in &self.places {
             if let Err(error) = place.file.check() {
                 // Nothing of this batch was written, so it is known not to have happened.
-                let why = format!("the log in {} is gone: {error}; mount its disk and restart railfsd", place.directory.describe());
+                let why = format!(
+                    "the log in {} is gone: {error}; mount its disk and restart railfsd",
+                    place.directory.describe()
+                );
                 self.frozen = Some(why.clone());
                 return Err(AppendError::NotBegun(Refusal::ReadOnly(why)));
             }

@@ -2,9 +2,9 @@
 
 use super::batch::{Command, Committer, Reply, SequenceKeeper, Shortage};
 use super::changes::{Changes, ChangesAt, ChangesError};
-use super::history::History;
 use super::cutting::{Cutting, CuttingOptions};
 use super::growth::{CHECKPOINT_BYTES, Growth};
+use super::history::History;
 use super::index::{Index, IndexError, Kept, Reader, Snapshot};
 use super::log::{LogIdentity, LogWriter};
 use super::recovery::{Mended, Survey, Unequal};

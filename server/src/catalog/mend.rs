@@ -113,7 +113,10 @@ fn mend_checkpoints(survey: &mut Survey, mended: &mut Mended) -> Result<(), Star
                     mended.wanting = true;
                 }
                 Err(error) => {
-                    return Err(StartError::Mend { path: path_of(log.directory.as_ref(), &name), why: error.to_string() });
+                    return Err(StartError::Mend {
+                        path: path_of(log.directory.as_ref(), &name),
+                        why: error.to_string(),
+                    });
                 }
             }
         }

@@ -313,10 +313,8 @@ fn check_checkpoints(logs: &mut [Log], identity: &LogIdentity) -> Result<Vec<Une
                 }
                 Ok(header) => {
                     let id = header.id;
-                    let why = format!(
-                        "its header names store {}, epoch {}, last record {}",
-                        id.store, id.epoch, id.sequence
-                    );
+                    let why =
+                        format!("its header names store {}, epoch {}, last record {}", id.store, id.epoch, id.sequence);
                     return Err(StartError::Foreign { path, why });
                 }
                 Err(error) => {

@@ -70,8 +70,12 @@ impl<'a> Replay<'a> {
             other => {
                 // It was whole a moment ago.
                 let path = path_of(base.directory.as_ref(), &base.name);
-                let why = other.err().map_or_else(|| "it changed while it was read".to_owned(), |error| error.to_string());
-                return Err(StartError::Checkpoint { first: base.sequence().saturating_add(1), damage: format!("{path}: {why}") });
+                let why =
+                    other.err().map_or_else(|| "it changed while it was read".to_owned(), |error| error.to_string());
+                return Err(StartError::Checkpoint {
+                    first: base.sequence().saturating_add(1),
+                    damage: format!("{path}: {why}"),
+                });
             }
         }
         tables.set_applied(base.sequence(), base.header.last_check).map_err(self.broken())?;
@@ -132,12 +136,7 @@ pub(super) fn kept(index: &Index) -> Result<Kept, StartError> {
     tables.kept().map_err(broken(index))
 }
 
-pub(super) fn apply(
-    index: &Index,
-    records: &[(Record, u64)],
-    requests: u64,
-    durable: bool,
-) -> Result<(), IndexError> {
+pub(super) fn apply(index: &Index, records: &[(Record, u64)], requests: u64, durable: bool) -> Result<(), IndexError> {
     let transaction = if durable { index.begin()? } else { index.begin_light()? };
     {
         let mut tables = Tables::open(&transaction)?;

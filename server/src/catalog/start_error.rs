@@ -57,7 +57,9 @@ pub enum StartError {
         wanted: u64,
     },
     /// There is a checkpoint, and nothing behind it.
-    #[error("no segment of the log ({logs}) has record {wanted}, or room for it: they are missing; restore them from a copy")]
+    #[error(
+        "no segment of the log ({logs}) has record {wanted}, or room for it: they are missing; restore them from a copy"
+    )]
     NoSegment {
         /// The directories.
         logs: String,
@@ -65,7 +67,9 @@ pub enum StartError {
         wanted: u64,
     },
     /// The log was cut, and no checkpoint of what was cut is whole.
-    #[error("the log begins with record {first}, and no checkpoint of what was before that is whole: {damage}; restore one from a copy")]
+    #[error(
+        "the log begins with record {first}, and no checkpoint of what was before that is whole: {damage}; restore one from a copy"
+    )]
     Checkpoint {
         /// The first record.
         first: u64,

@@ -54,7 +54,12 @@ impl Store {
             return Err(StoreError::NoLog { store: self.id(), logs, why });
         }
         let log_directories = kept.into_iter().chain([directory.id()]).collect();
-        Ok(Some(Replacement { epoch: self.epoch().saturating_add(1), log_directories, directory: directory.id(), replaced }))
+        Ok(Some(Replacement {
+            epoch: self.epoch().saturating_add(1),
+            log_directories,
+            directory: directory.id(),
+            replaced,
+        }))
     }
 
     /// The folders of the log of an epoch that is about to begin; made where they are not there yet.

@@ -5,9 +5,9 @@ use super::tables::{
     DELETE, Done, Kept, NAMESPACES, NUMBERS, OBJECTS, PUT, Past, REQUESTS, SUPERSEDED, TOMBSTONES, Tables, kept_of,
     stored_name,
 };
+use crate::catalog::RequestId;
 use crate::catalog::growth::{FORGET, tombstone_needed};
 use crate::catalog::keys::key_of;
-use crate::catalog::RequestId;
 use bytes::Bytes;
 use prost::Message;
 use railfs_proto::descriptor::Descriptor;
