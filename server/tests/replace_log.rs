@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 const SIZE: usize = 100_001;
 
-/// Each object in one directory.
-fn narrow() -> PutOptions {
-    PutOptions { width: 1, ..options() }
+/// In one directory, or in all of them.
+fn layout(wide: bool) -> PutOptions {
+    PutOptions { width: if wide { 0 } else { 1 }, stripe_size: 16 << 10, page_size: 4 << 10, ..options() }
 }
 
 fn replace(server: &TestServer, directory: &Path) -> Result<Replaced, ReplaceError> {
@@ -39,7 +39,7 @@ fn filled(directories: usize) -> (TestServer, Vec<String>) {
     let client = TestClient::connect(&server);
     let keys: Vec<String> = (0..12).map(|at| format!("k{at}")).collect();
     for (seed, key) in (0..).zip(&keys) {
-        client.put_with(key, &pattern(SIZE, seed), narrow()).unwrap();
+        client.put_with(key, &pattern(SIZE, seed), layout(seed % 2 == 1)).unwrap();
     }
     client.put("gone", b"x").unwrap();
     client.delete("gone").unwrap();
@@ -52,10 +52,11 @@ fn readable(server: &TestServer, keys: &[String]) -> usize {
     let client = TestClient::connect(server);
     let mut lost = 0;
     for (seed, key) in (0..).zip(keys) {
-        let directory = client.object(key).0.components[0][0].directory;
-        match server.server().node.store.directory(directory) {
-            Some(_) => assert_eq!(client.read(key), pattern(SIZE, seed), "{key}"),
-            None => lost += 1,
+        let (descriptor, store) = (client.object(key).0, &server.server().node.store);
+        let mut places = descriptor.components.iter().flatten().map(|replica| replica.directory);
+        match places.all(|directory| store.directory(directory).is_some()) {
+            true => assert_eq!(client.read(key), pattern(SIZE, seed), "{key}"),
+            false => lost += 1,
         }
     }
     lost
