@@ -258,7 +258,7 @@ mod tests {
     fn some() -> Vec<CheckpointBlock> {
         let state = entry(Body::State(CheckpointState { incarnation: 4, ..Default::default() }));
         let namespace =
-            |at: usize| entry(Body::Namespace(CheckpointNamespace { name: "n".repeat(at + 1), ..Default::default() }));
+            |at: usize| entry(Body::Namespace(CheckpointNamespace { name: format!("n{at}"), ..Default::default() }));
         let mut blocks = vec![CheckpointBlock { entries: vec![state, namespace(0)] }];
         blocks.extend((1..5).map(|at| CheckpointBlock { entries: vec![namespace(at)] }));
         blocks
