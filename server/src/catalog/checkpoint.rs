@@ -145,22 +145,24 @@ fn write_unfinished(
         Ok(())
     })?;
     let header = CheckpointHeader { id, last_check: kept.check, blocks: count, length };
-    let mut files: Vec<(&Arc<dyn LogDirectory>, Box<dyn LogFile>)> = Vec::new();
+    let mut files: Vec<Box<dyn LogFile>> = Vec::new();
     for log in logs {
         let file = log.create(UNFINISHED, length).map_err(|source| match is_full(&source) {
             true => CheckpointError::NoRoom { directory: log.describe(), bytes: length, source },
             false => failed("create", path_of(log.as_ref(), UNFINISHED))(source),
         })?;
-        files.push((log, file));
+        files.push(file);
     }
     let write_all = |offset: u64, bytes: &[u8]| {
-        files.iter().try_for_each(|(log, file)| {
+        logs.iter().zip(&files).try_for_each(|(log, file)| {
             file.write_at(offset, bytes).map_err(failed("write", path_of(log.as_ref(), UNFINISHED)))
         })
     };
     write_all(0, &header.encode())?;
     let sync_all = || {
-        files.iter().try_for_each(|(log, file)| file.sync().map_err(failed("sync", path_of(log.as_ref(), UNFINISHED))))
+        logs.iter()
+            .zip(&files)
+            .try_for_each(|(log, file)| file.sync().map_err(failed("sync", path_of(log.as_ref(), UNFINISHED))))
     };
     let (mut number, mut offset) = (0u64, u64::try_from(CHECKPOINT_HEADER).unwrap_or(u64::MAX));
     let (mut bytes, mut synced) = (Vec::new(), 0u64);
@@ -177,7 +179,7 @@ fn write_unfinished(
         Ok(())
     })?;
     sync_all()?;
-    for (log, _) in &files {
+    for log in logs {
         let read = read(log.as_ref(), UNFINISHED, &mut |_| match stop.load(Ordering::Relaxed) {
             true => Err(CheckpointError::Stopping),
             false => Ok(()),

@@ -185,7 +185,11 @@ fn i8_a_tombstone_outlives_its_files_and_the_puts_of_its_run() {
         wait(catalog.delete(delete(key, first + 10 + at))).unwrap();
     }
     wait(catalog.reclaimed(vec![first])).unwrap();
-    let fill = |catalog: &LogCatalog| (0..40).for_each(|_| drop(wait(catalog.reserve_versions(1)).unwrap()));
+    let fill = |catalog: &LogCatalog| {
+        for _ in 0..40 {
+            wait(catalog.reserve_versions(1)).unwrap();
+        }
+    };
     fill(&catalog);
     assert_eq!(tombstones(&catalog), 2, "both may still be needed in this run");
     drop(catalog);
@@ -206,7 +210,9 @@ fn i11_a_full_disk_leaves_the_log_uncut_and_says_so_until_there_is_room() {
     let options = LogCatalogOptions { checkpoint_bytes: 1500, ..options(&disks, state.path(), &markers) };
     let (catalog, _) = LogCatalog::open(options).unwrap();
     let reserve = || wait(catalog.reserve_versions(1));
-    (0..3).for_each(|_| drop(reserve().unwrap()));
+    for _ in 0..3 {
+        reserve().unwrap();
+    }
     disks.fill();
     let before = held(&disks, 0);
     // The first segment has room for these.
@@ -222,7 +228,9 @@ fn i11_a_full_disk_leaves_the_log_uncut_and_says_so_until_there_is_room() {
     }
     assert!(later > 3 && catalog.frozen().is_none(), "it goes on");
     disks.make_room();
-    (0..60).for_each(|_| drop(reserve().unwrap()));
+    for _ in 0..60 {
+        reserve().unwrap();
+    }
     assert_eq!(catalog.degraded(), [] as [String; 0]);
     assert!(!held(&disks, 1).1.is_empty());
     for disk in disks.directories() {
