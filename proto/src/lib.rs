@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod checksum;
 pub mod component;
 pub mod descriptor;

@@ -73,6 +73,7 @@ fn seeds(target: &str) -> Seeds {
         "component_table" => numbered([table_block()]),
         "log_segment" => numbered([values::segment()]),
         "log_marker" => numbered([values::marker_file()]),
+        "log_checkpoint" => numbered([values::checkpoint_file()]),
         "url" => numbered([
             "railfs://host/ns",
             "railfs://127.0.0.1:9/ns/a/b%20c%FF/",

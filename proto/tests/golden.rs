@@ -12,7 +12,7 @@ use railfs_proto::pin::{PinAnswer, PinChange};
 use railfs_proto::reply::{Lookup, check_begin_put_reply, check_fetch_reply, check_list_reply, check_pull_reply};
 use railfs_proto::slot::Slot;
 use railfs_proto::watch::check_watch_reply;
-use railfs_proto::{checksum, logfile, v1, verbs};
+use railfs_proto::{checkpoint, checksum, logfile, v1, verbs};
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -136,6 +136,14 @@ fn visit_all(visit: &mut impl Visit) {
     visit.message("StopRecord", v1::StopRecord {});
     v::records().into_iter().for_each(|(name, record)| visit.message(name, record));
     visit.message("Marker", v::marker());
+    visit.message("CheckpointState", v::checkpoint_state());
+    visit.message("CheckpointTime", v::checkpoint_time());
+    visit.message("CheckpointObject", v::checkpoint_object());
+    visit.message("CheckpointTombstone", v::checkpoint_tombstone());
+    visit.message("CheckpointNamespace", v::checkpoint_namespace());
+    visit.message("CheckpointRequest", v::checkpoint_request());
+    v::checkpoint_entries().into_iter().for_each(|(name, entry)| visit.message(name, entry));
+    visit.message("CheckpointBlock", v::checkpoint_blocks().swap_remove(0));
 }
 
 /// The names that were visited.
@@ -146,7 +154,7 @@ impl Visit for Names {
     }
 }
 
-const FORMATS: [&str; 20] = [
+const FORMATS: [&str; 21] = [
     "verbs-request",
     "verbs-reply",
     "verbs-cancel",
@@ -166,6 +174,7 @@ const FORMATS: [&str; 20] = [
     "page-checksums",
     "log-segment",
     "log-marker",
+    "log-checkpoint",
     "component-table",
 ];
 
@@ -332,4 +341,8 @@ fn the_log_is_as_it_was() {
     let marker = logfile::decode_marker(&committed).unwrap();
     assert_eq!(marker.directories[2], DIRECTORIES[2].to_bytes());
     assert_eq!(marker, values::marker());
+    let committed = golden("log-checkpoint", &values::checkpoint_file());
+    let (header, entries) = checkpoint::decode_checkpoint(&committed).unwrap();
+    assert_eq!((header.id, header.last_check), (values::CHECKPOINT, 0x1234_5678_9abc_def0));
+    assert_eq!(entries, values::checkpoint_entries().into_iter().map(|(_, entry)| entry).collect::<Vec<_>>());
 }

@@ -11,21 +11,32 @@
 
 mod batch;
 mod changes;
+mod checkpoint;
+mod cutting;
+mod epoch;
 mod error;
+mod growth;
 mod history;
 mod index;
 mod keys;
 mod log;
 mod log_catalog;
+mod mend;
 mod publisher;
 mod recovery;
+mod replay;
 mod slots;
+mod start_error;
 mod versions;
 
+#[cfg(test)]
+mod checkpoint_tests;
 #[cfg(test)]
 mod conformance;
 #[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod epoch_tests;
 #[cfg(test)]
 mod log_tests;
 #[cfg(test)]
@@ -35,11 +46,13 @@ pub(crate) mod testing;
 
 pub use batch::SequenceKeeper;
 pub use changes::{Change, Changes, ChangesAt, ChangesError, Done};
+pub use epoch::{EpochError, adopt_epoch, is_staged};
 pub use error::{CatalogError, Refusal};
 pub use log_catalog::{LogCatalog, LogCatalogOptions, Previous, Recovered};
 pub use publisher::{Answer, CheckError, Checked, LookupError, PublishError, Publisher, PublisherOptions};
-pub use recovery::StartError;
+pub use recovery::Unequal;
 pub use slots::{DEFAULT_SLOTS, Slots};
+pub use start_error::StartError;
 pub use versions::Versions;
 
 use railfs_proto::descriptor::Descriptor;

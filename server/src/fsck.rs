@@ -8,7 +8,7 @@
 mod repair;
 mod verify;
 
-use crate::catalog::{Catalog, CatalogError, LogCatalog, LogCatalogOptions, Previous, Standing, StartError};
+use crate::catalog::{Catalog, CatalogError, LogCatalog, LogCatalogOptions, Previous, Standing, StartError, Unequal};
 use crate::config::Config;
 use crate::put::recover::{self, RecoverError};
 use crate::serve::files::Key;
@@ -29,7 +29,7 @@ const BATCH: usize = 512;
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A segment of the log is not whole in one of the log directories.
+    /// A segment or a checkpoint of the log is not whole in one of the log directories.
     Log,
     /// A stripe directory of the store is not there.
     Directory,
@@ -202,15 +202,21 @@ pub fn check(config: &Config, repair: bool, told: &mut (dyn FnMut(&Problem) + Se
     let (catalog, previous) = if repair {
         let (catalog, recovered) = LogCatalog::open(options)?;
         for what in &recovered.mended {
-            let problem = Problem::at(Kind::Log, Path::new(what), "the segment was not whole");
+            let problem = Problem::at(Kind::Log, Path::new(what), "it was not whole");
             log_problems.push(Problem { repaired: Some("mended from the other log".to_owned()), ..problem });
+        }
+        for what in &recovered.removed {
+            let problem = Problem::at(Kind::Log, Path::new(what), "the checkpoint was damaged");
+            let repaired = "removed: what it held was found elsewhere in the log, and another one is written";
+            log_problems.push(Problem { repaired: Some(repaired.to_owned()), ..problem });
         }
         (catalog, recovered.previous)
     } else {
         let (catalog, unequal) = LogCatalog::inspect(&options)?;
-        for (segment, directory) in unequal {
-            let detail = "the segment is not whole: the next start, or --repair, mends it";
-            log_problems.push(Problem::at(Kind::Log, &Path::new(&directory).join(segment), detail));
+        for Unequal { name, directory, why, mendable } in unequal {
+            let does = if mendable { "mends" } else { "removes" };
+            let detail = format!("{why}: the next start, or --repair, {does} it");
+            log_problems.push(Problem::at(Kind::Log, &Path::new(&directory).join(name), detail));
         }
         (catalog, None)
     };

@@ -1,6 +1,6 @@
 //! `railfsd`, the railfs storage server, as a library.
 //!
-//! Arrows point one way: `daemon` -> `control`, `serve`, `put` -> `catalog` -> `store`; `fsck` stands beside `daemon`.
+//! Arrows point one way: `daemon` -> `control`, `serve`, `put` -> `catalog` -> `store`; `fsck` and `replace` stand beside `daemon`.
 
 #![forbid(unsafe_code)]
 
@@ -16,5 +16,6 @@ pub mod manager;
 pub mod manual;
 pub mod node;
 pub mod put;
+pub mod replace;
 pub mod serve;
 pub mod store;

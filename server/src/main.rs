@@ -11,7 +11,7 @@ use railfs_proto::units::format_size;
 use railfs_server::config::Config;
 use railfs_server::daemon::Daemon;
 use railfs_server::fsck::{Kind, Problem, Report};
-use railfs_server::{fsck, manager, manual, store};
+use railfs_server::{fsck, manager, manual, replace, store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{IsTerminal, Write};
@@ -59,6 +59,15 @@ enum Command {
         /// One JSON object for each problem, and one for the sum
         #[arg(long)]
         json: bool,
+    },
+    /// Keep the log in this stripe directory, in place of a log directory that is gone for good; no server may be running
+    ReplaceLog {
+        /// The configuration
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// A stripe directory of the store that does not hold the log yet
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
     },
     /// Write the manual pages into a directory
     #[command(hide = true)]
@@ -160,6 +169,7 @@ fn main() -> ExitCode {
         Command::Init { directories } => init(&directories),
         Command::Serve { config } => serve(&config),
         Command::Fsck { config, repair, json } => fsck(&config, repair, json),
+        Command::ReplaceLog { config, directory } => replace_log(&config, &directory),
         Command::Manual { directory } => match manual::write(Arguments::command(), &directory) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(FAILED, &format!("{}: {error}", directory.display())),
@@ -183,6 +193,38 @@ fn init(directories: &[PathBuf]) -> ExitCode {
             let kept = initialised.kept.iter().map(|directory| ("there before", directory));
             for (what, (path, id)) in added.chain(kept) {
                 say(format_args!("{what}: {} ({id})", path.display()));
+            }
+            ExitCode::SUCCESS
+        }
+        Err(error) => complain(FAILED, &error),
+    }
+}
+
+fn replace_log(file: &Path, directory: &Path) -> ExitCode {
+    let config = match Config::load(file) {
+        Ok(config) => config,
+        Err(error) => return complain(USAGE, &error),
+    };
+    match replace::replace_log(&config, directory) {
+        Ok(replaced) => {
+            match replaced.last {
+                Some(last) => say(format_args!(
+                    "store {}: epoch {} of the log began behind record {last}",
+                    replaced.store, replaced.epoch
+                )),
+                None => say(format_args!(
+                    "store {}: epoch {} of the log, which had begun, is complete",
+                    replaced.store, replaced.epoch
+                )),
+            }
+            for (path, id) in &replaced.log_directories {
+                say(format_args!("holds the log: {} ({id})", path.display()));
+            }
+            for id in &replaced.replaced {
+                say(format_args!("does not any more: {id}"));
+            }
+            for why in &replaced.behind {
+                say(format_args!("not told yet, the next start does it: {why}"));
             }
             ExitCode::SUCCESS
         }

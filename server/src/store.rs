@@ -12,6 +12,7 @@
 //! DIR/lost/           valid components that no record names
 //! ```
 
+mod epoch;
 mod init;
 mod lock;
 pub mod logdir;
@@ -23,6 +24,7 @@ pub(crate) mod simdisk;
 #[cfg(test)]
 mod tests;
 
+pub use epoch::Replacement;
 pub use init::{Initialised, init};
 pub use logdir::{DiskLogDirectory, LogDirectory, LogFile};
 pub use open::{LockedDirectories, MissingDirectory, Store, StripeDirectory, lock, open, open_locked};
@@ -128,6 +130,31 @@ pub enum StoreError {
         expected: usize,
         /// The directories that are there, with their ids.
         given: String,
+    },
+    /// It cannot hold the log.
+    #[error("{} is no stripe directory of store {store} that is there; `railfsd replace-log` takes one that the configuration lists", .path.display())]
+    NotOfStore {
+        /// The directory.
+        path: PathBuf,
+        /// The store.
+        store: Id,
+    },
+    /// It cannot hold the log.
+    #[error("{} cannot be written: {why}; give another stripe directory", .path.display())]
+    Unwritable {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// It holds the log.
+    #[error("{} holds the log already; give another stripe directory", .0.display())]
+    HoldsLog(PathBuf),
+    /// Nothing is to be replaced.
+    #[error("every log directory of store {store} is there and can be written: there is nothing to replace")]
+    NothingToReplace {
+        /// The store.
+        store: Id,
     },
     /// Another process has it open.
     #[error("{} is in use by {holder}; stop that first", .path.display())]

@@ -97,6 +97,39 @@ fn init_serve_and_stop() {
 }
 
 #[test]
+fn replace_log_says_what_it_did_or_why_not() {
+    let setup = setup();
+    let dirs = ["a", "b", "c"].map(|name| setup.root.path().join(name));
+    std::fs::create_dir_all(&dirs[2]).unwrap();
+    let config = std::fs::read_to_string(&setup.file).unwrap();
+    let both = format!("{:?}", &dirs[..2]);
+    assert!(config.contains(&both), "{config}");
+    std::fs::write(&setup.file, config.replace(&both, &format!("{dirs:?}"))).unwrap();
+    let replace = |directory: &Path| railfsd(&["replace-log", "--config", text(&setup.file), text(directory)]);
+    assert_eq!(code(&railfsd(&["replace-log", "--config", text(&setup.file)])), 2);
+    assert_eq!(code(&railfsd(&["replace-log", "--config", "/nowhere/railfsd.toml", text(&dirs[2])])), 2);
+    assert_eq!(code(&railfsd(&["init", text(&dirs[0]), text(&dirs[1]), text(&dirs[2])])), 0);
+    let (mut child, _) = serve(&setup.file);
+    let running = replace(&dirs[2]);
+    assert_eq!(code(&running), 1);
+    assert!(err(&running).contains(&format!("is in use by process {}", child.id())), "{}", err(&running));
+    signal(&child, rustix::process::Signal::KILL);
+    child.wait().unwrap();
+    std::fs::remove_dir_all(&dirs[1]).unwrap();
+    let held = replace(&dirs[0]);
+    assert_eq!(code(&held), 1);
+    assert!(err(&held).contains("holds the log already"), "{}", err(&held));
+    let done = replace(&dirs[2]);
+    assert_eq!(code(&done), 0, "{}", err(&done));
+    assert!(out(&done).contains("epoch 2 of the log began behind record 1"), "{}", out(&done));
+    assert!(out(&done).contains(&format!("holds the log: {}", dirs[2].display())), "{}", out(&done));
+    let (mut child, line) = serve(&setup.file);
+    assert!(line.contains("incarnation=2 "), "runs are counted on: {line}");
+    signal(&child, rustix::process::Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn check_prints_what_a_configuration_comes_to_or_what_is_wrong() {
     let setup = setup();
     let good = railfsd(&["check", "--config", text(&setup.file)]);

@@ -3,6 +3,11 @@
 
 #![allow(dead_code)] // each test that includes this file uses a part of it
 
+mod checkpoint;
+
+#[allow(unused_imports)] // as above
+pub use checkpoint::*;
+
 use railfs_proto::component::{BlockId, Header, TableBlock};
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Owner, Proof, Replica};
 use railfs_proto::frame::{self, FrameKind, Trailer};

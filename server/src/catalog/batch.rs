@@ -5,6 +5,7 @@
 //!
 //! Commits that arrive while a batch is being synced make up the next one: nobody waits for company.
 
+use super::cutting::Cutting;
 use super::index::{Index, IndexError, Tables, Verdict};
 use super::log::{AppendError, LogWriter, MAX_BATCH};
 use super::{CatalogError, Delete, DeleteOutcome, Put, PutOutcome, Refusal, Time};
@@ -104,6 +105,8 @@ pub(super) struct Committer {
     pub(super) kept: u64,
     /// Said once.
     pub(super) shortage: Shortage,
+    /// Checkpoints.
+    pub(super) cutting: Cutting,
 }
 
 /// Answers one caller once the batch has an outcome.
@@ -122,6 +125,8 @@ struct Batch {
 impl Committer {
     /// Until it is told to stop, or nobody is left who could ask.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        // What was found at start may be enough for a checkpoint.
+        self.cutting.turn(&self.index, self.writer.appended());
         let mut carried = None;
         loop {
             let Some(first) = carried.take().or_else(|| commands.recv().ok()) else { return };
@@ -350,6 +355,9 @@ impl Committer {
             if let Err(error) = self.keeper.keep(last) {
                 tracing::warn!(%error, "the markers could not be brought up to date");
             }
+        }
+        if self.frozen.get().is_none() {
+            self.cutting.turn(&self.index, self.writer.appended());
         }
     }
 

@@ -4,17 +4,18 @@
 use super::testing::{Markers, clock, delete, descriptor, name, open, options, put, request, state_dir, wait};
 use super::*;
 use crate::store::simdisk::{Fault, SimDisks, Survives};
+use railfs_proto::logfile::Found;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-const KEYS: [&str; 4] = ["a", "d/x", "d/y", "e"];
+pub(super) const KEYS: [&str; 4] = ["a", "d/x", "d/y", "e"];
 
 /// What a name may have: what was last acknowledged, or what came after it with an unknown outcome.
-type Expected = BTreeMap<&'static str, Vec<Option<u64>>>;
+pub(super) type Expected = BTreeMap<&'static str, Vec<Option<u64>>>;
 
 /// Puts and deletes, one after another and some at the same time, until something fails. Gives what may be there and
 /// the highest version that was handed out.
-fn work(catalog: &Arc<LogCatalog>, expected: &mut Expected, rounds: u64) -> u64 {
+pub(super) fn work(catalog: &Arc<LogCatalog>, expected: &mut Expected, rounds: u64) -> u64 {
     wait(async {
         let mut handed_out = 0;
         for round in 0..rounds {
@@ -59,12 +60,12 @@ fn work(catalog: &Arc<LogCatalog>, expected: &mut Expected, rounds: u64) -> u64 
     })
 }
 
-fn nothing() -> Expected {
+pub(super) fn nothing() -> Expected {
     KEYS.into_iter().map(|key| (key, vec![None])).collect()
 }
 
 /// What is there is one of what may be there, whole; gives it.
-fn check(catalog: &Arc<LogCatalog>, expected: &Expected, case: &str) -> BTreeMap<&'static str, Option<u64>> {
+pub(super) fn check(catalog: &Arc<LogCatalog>, expected: &Expected, case: &str) -> BTreeMap<&'static str, Option<u64>> {
     wait(async {
         let mut there = BTreeMap::new();
         for (key, allowed) in expected {
@@ -250,7 +251,8 @@ fn a_record_that_is_too_long_is_refused_and_nothing_else_suffers() {
 fn i12_a_record_of_a_newer_version_stops_the_start_by_number() {
     let (disks, state) = (SimDisks::new(1, Fault::Never), state_dir());
     drop(open(&disks, state.path(), &Arc::default()).unwrap());
-    let found = super::recovery::survey(&disks.directories(), super::testing::IDENTITY, 0, |_| Ok(())).unwrap();
+    let found =
+        super::recovery::survey(&disks.directories(), super::testing::IDENTITY, 0, &mut |_: &Found| Ok(())).unwrap();
     let (mut writer, _) = found.mend().unwrap();
     let sequence = writer.next_sequence();
     writer.append(&[railfs_proto::v1::Record { sequence, incarnation: 1, ..Default::default() }]).unwrap();

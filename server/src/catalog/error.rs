@@ -8,7 +8,7 @@ pub enum Refusal {
     #[error("no space for the log: {0}; free some space in that file system")]
     NoSpace(String),
     /// A log directory is missing or cannot be written.
-    #[error("{0}; mount its disk and restart railfsd")]
+    #[error("{0}")]
     ReadOnly(String),
     /// `state_dir` is full, and so is the memory that stands in for it.
     #[error("no space for the index: {0}")]

@@ -12,6 +12,7 @@ use railfs_proto::logfile::{Found, MAX_RECORD, RECORD_HEAD, SEGMENT_HEADER, reco
 use railfs_proto::name::ObjectName;
 use railfs_proto::v1::{Record, record::Body};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
@@ -23,6 +24,8 @@ const CALL: u64 = 1 << 20;
 pub(super) struct History {
     identity: LogIdentity,
     logs: Vec<Arc<dyn LogDirectory>>,
+    /// The first record that is kept: moved before what is behind it goes.
+    oldest: Arc<AtomicU64>,
 }
 
 /// Part of a segment, as one log holds it.
@@ -33,16 +36,32 @@ struct Piece {
 }
 
 impl History {
-    pub(super) fn new(identity: LogIdentity, logs: Vec<Arc<dyn LogDirectory>>) -> History {
-        History { identity, logs }
+    pub(super) fn new(identity: LogIdentity, logs: Vec<Arc<dyn LogDirectory>>, oldest: Arc<AtomicU64>) -> History {
+        History { identity, logs, oldest }
+    }
+
+    pub(super) fn identity(&self) -> &LogIdentity {
+        &self.identity
     }
 
     /// Up to `limit` changes from `at` on, none of a number above `latest`. Reads files.
     pub(super) fn read(&self, at: ChangesAt, limit: usize, latest: u64) -> Result<Changes, ChangesError> {
+        let read = self.read_kept(at, limit, latest);
+        let oldest = self.oldest.load(Ordering::SeqCst);
+        match read {
+            // What was looked for went meanwhile.
+            Err(ChangesError::Catalog(_)) if at.next < oldest => Err(ChangesError::TooOld { wanted: at.next, oldest }),
+            other => other,
+        }
+    }
+
+    fn read_kept(&self, at: ChangesAt, limit: usize, latest: u64) -> Result<Changes, ChangesError> {
         if at.next > latest.saturating_add(1) {
             return Err(ChangesError::Beyond { wanted: at.next, latest });
         }
-        let firsts = self.firsts()?;
+        let kept = self.oldest.load(Ordering::SeqCst);
+        let mut firsts = self.firsts()?;
+        firsts.retain(|first| *first >= kept);
         let oldest = firsts.first().copied().unwrap_or(1);
         if at.next < oldest {
             return Err(ChangesError::TooOld { wanted: at.next, oldest });

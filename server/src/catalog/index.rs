@@ -4,15 +4,17 @@
 //! another store, is thrown away and rebuilt. Applying a record is a function of the index and the record alone, so a
 //! rebuilt index is the same as one that grew.
 
+mod entries;
 mod overflow;
 mod read;
 mod tables;
 
+pub(super) use entries::{Forgotten, Snapshot};
 pub(super) use overflow::LIMIT;
 pub(super) use read::Reader;
 pub(super) use tables::{Kept, Tables, Verdict};
 
-use super::recovery::StartError;
+use super::start_error::StartError;
 use overflow::{Overflow, Shared};
 use railfs_proto::descriptor::Id;
 use redb::{Builder, Database, DatabaseError, Durability, ReadableDatabase, StorageError, WriteTransaction};
@@ -151,6 +153,11 @@ impl Index {
     /// One state, whatever is committed meanwhile.
     pub(super) fn read(&self) -> Result<Reader, IndexError> {
         Reader::open(&self.database.begin_read()?)
+    }
+
+    /// All of one state, whatever is committed meanwhile.
+    pub(super) fn snapshot(&self) -> Result<Snapshot, IndexError> {
+        Snapshot::open(&self.database.begin_read()?)
     }
 }
 

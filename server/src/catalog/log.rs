@@ -6,6 +6,7 @@
 
 use super::Refusal;
 use crate::store::{LogDirectory, LogFile};
+use railfs_proto::checkpoint::CheckpointId;
 use railfs_proto::descriptor::Id;
 use railfs_proto::logfile::{MAX_RECORD, RECORD_HEAD, SEGMENT_HEADER, SegmentHeader, append_record, record_seed};
 use railfs_proto::v1::Record;
@@ -41,11 +42,21 @@ impl LogIdentity {
         format!("{:016x}-{first:016x}.log", self.epoch)
     }
 
+    /// Which checkpoint has this as the last record in it.
+    pub(super) fn checkpoint(&self, sequence: u64) -> CheckpointId {
+        CheckpointId { store: self.store, epoch: self.epoch, sequence }
+    }
+
+    pub(super) fn checkpoint_name(&self, sequence: u64) -> String {
+        format!("{:016x}-{sequence:016x}.checkpoint", self.epoch)
+    }
+
     /// Epoch and first sequence number from a file's name; `None` if it is not a segment's.
     pub(super) fn parse(name: &str) -> Option<(u64, u64)> {
-        let (epoch, first) = name.strip_suffix(".log")?.split_once('-')?;
-        let number = |text: &str| (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok()).flatten();
-        Some((number(epoch)?, number(first)?))
+        match LogName::parse(name)? {
+            LogName::Segment { epoch, first } => Some((epoch, first)),
+            LogName::Checkpoint { .. } => None,
+        }
     }
 
     /// Longest body of a record that fits a segment.
@@ -58,6 +69,44 @@ impl LogIdentity {
         usize::try_from(self.segment_size).unwrap_or(usize::MAX).saturating_sub(SEGMENT_HEADER)
     }
 }
+
+/// What a file of a log is, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LogName {
+    /// Records from `first` on.
+    Segment { epoch: u64, first: u64 },
+    /// What the records up to `sequence` add up to.
+    Checkpoint { epoch: u64, sequence: u64 },
+}
+
+impl LogName {
+    /// `None` if it is neither.
+    pub(super) fn parse(name: &str) -> Option<LogName> {
+        // Exactly as it is written: what another spelling names would never be found again.
+        let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        let number = |text: &str| {
+            let all = text.len() == 16 && text.bytes().all(digit);
+            all.then(|| u64::from_str_radix(text, 16).ok()).flatten()
+        };
+        let (stem, kind) = name.split_once('.')?;
+        let (epoch, place) = stem.split_once('-')?;
+        let (epoch, place) = (number(epoch)?, number(place)?);
+        match kind {
+            "log" => Some(LogName::Segment { epoch, first: place }),
+            "checkpoint" => Some(LogName::Checkpoint { epoch, sequence: place }),
+            _ => None,
+        }
+    }
+
+    pub(super) fn epoch(self) -> u64 {
+        match self {
+            LogName::Segment { epoch, .. } | LogName::Checkpoint { epoch, .. } => epoch,
+        }
+    }
+}
+
+/// Behind the name of a file of an epoch that may not have begun yet: it counts once the markers know that epoch.
+pub(super) const STAGED: &str = ".staged";
 
 /// Why a batch was not appended.
 #[derive(Debug, PartialEq, Eq)]
@@ -94,13 +143,15 @@ pub(super) struct LogWriter {
     /// Where the next record goes, in every place.
     offset: u64,
     next_sequence: u64,
+    /// Bytes of records that were appended.
+    appended: u64,
     frozen: Option<String>,
 }
 
 impl LogWriter {
     /// All places end at the same offset, before the same sequence number.
     pub(super) fn new(identity: LogIdentity, places: Vec<Place>, offset: u64, next_sequence: u64) -> LogWriter {
-        LogWriter { identity, places, offset, next_sequence, frozen: None }
+        LogWriter { identity, places, offset, next_sequence, appended: 0, frozen: None }
     }
 
     /// The sequence number that the next record must have.
@@ -110,6 +161,11 @@ impl LogWriter {
 
     pub(super) fn identity(&self) -> &LogIdentity {
         &self.identity
+    }
+
+    /// Bytes of records that were appended since the log was opened.
+    pub(super) fn appended(&self) -> u64 {
+        self.appended
     }
 
     /// Makes the records durable in every log. Their sequence numbers follow the log's; they fit one segment together.
@@ -138,7 +194,10 @@ impl LogWriter {
         for place in &self.places {
             if let Err(error) = place.file.check() {
                 // Nothing of this batch was written, so it is known not to have happened.
-                let why = format!("the log in {} is gone: {error}", place.directory.describe());
+                let why = format!(
+                    "the log in {} is gone: {error}; mount its disk and restart railfsd",
+                    place.directory.describe()
+                );
                 self.frozen = Some(why.clone());
                 return Err(AppendError::NotBegun(Refusal::ReadOnly(why)));
             }
@@ -156,6 +215,7 @@ impl LogWriter {
             }
         }
         self.offset = self.offset.saturating_add(length);
+        self.appended = self.appended.saturating_add(length);
         self.next_sequence = self.next_sequence.saturating_add(u64::try_from(records.len()).unwrap_or(u64::MAX));
         Ok(last)
     }

@@ -2,10 +2,14 @@
 
 use super::batch::{Command, Committer, Reply, SequenceKeeper, Shortage};
 use super::changes::{Changes, ChangesAt, ChangesError};
+use super::cutting::{Cutting, CuttingOptions};
+use super::growth::{CHECKPOINT_BYTES, Growth};
 use super::history::History;
-use super::index::{Index, IndexError, Kept, Reader, Tables};
+use super::index::{Index, IndexError, Kept, Reader, Snapshot};
 use super::log::{LogIdentity, LogWriter};
-use super::recovery::{StartError, Survey, known, survey};
+use super::recovery::{Mended, Survey, Unequal};
+use super::replay::{Replayed, apply, kept, replay};
+use super::start_error::StartError;
 use super::{
     BoxFuture, Catalog, CatalogError, Counts, Delete, DeleteOutcome, List, Looked, Page, Put, PutOutcome, Refusal,
     Standing, Time,
@@ -14,7 +18,6 @@ use crate::store::{LogDirectory, Store};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use railfs_proto::descriptor::Id;
 use railfs_proto::limits::LEASE;
-use railfs_proto::logfile::Found;
 use railfs_proto::name::ObjectName;
 use railfs_proto::v1::{Record, StartRecord, record::Body};
 use std::ops::RangeInclusive;
@@ -28,8 +31,6 @@ use tokio::sync::{oneshot, watch};
 const QUEUE: usize = 4096;
 /// Request ids that are kept, so that a repeated put or delete is answered and not done again.
 const REQUESTS: u64 = 1 << 16;
-/// Records applied in one transaction when the index is rebuilt.
-const REPLAY: usize = 4096;
 /// In the number of every run that records nothing; those that record themselves count up from 1. Readable as a number
 /// in JSON.
 const READ_ONLY_RUN: u64 = 1 << 52;
@@ -59,6 +60,10 @@ pub struct LogCatalogOptions {
     pub segment_size: u64,
     /// Request ids kept.
     pub requests: u64,
+    /// Bytes of log after which a checkpoint is written, and the log cut behind the one before it.
+    pub checkpoint_bytes: u64,
+    /// Checkpoints are written by a thread of their own; else commits wait for them.
+    pub checkpoint_apart: bool,
     /// Why nothing may be appended: a log directory is missing or cannot be written.
     pub read_only: Option<String>,
     /// Bytes of the index that memory holds where `state_dir` is full.
@@ -93,6 +98,8 @@ impl LogCatalogOptions {
             verbs: false,
             segment_size: super::log::SEGMENT_SIZE,
             requests: REQUESTS,
+            checkpoint_bytes: CHECKPOINT_BYTES,
+            checkpoint_apart: true,
             read_only: store.read_only(),
             index_memory: super::index::LIMIT,
             clock: Arc::new(|| Time::from(SystemTime::now())),
@@ -133,8 +140,10 @@ pub struct Recovered {
     pub index_discarded: Option<String>,
     /// Records that were replayed into the index.
     pub replayed: u64,
-    /// Segments that were mended, by name and directory.
+    /// Segments and checkpoints that were mended, by name and directory.
     pub mended: Vec<String>,
+    /// Damaged checkpoints that were removed, as well: one before them, or the log itself, has what they held.
+    pub removed: Vec<String>,
 }
 
 /// See the module's head.
@@ -147,6 +156,8 @@ pub struct LogCatalog {
     history: History,
     /// Why no segment could be allocated ahead.
     shortage: Shortage,
+    /// Why the log is not cut.
+    uncut: Shortage,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     read_only: Option<String>,
     /// Of a read-only one: says nothing, ever, but those who watch wait.
@@ -157,61 +168,6 @@ impl std::fmt::Debug for LogCatalog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LogCatalog").field("index", &self.index).field("frozen", &self.frozen).finish_non_exhaustive()
     }
-}
-
-/// Brings the index to the end of the log.
-struct Replay<'a> {
-    index: &'a Index,
-    requests: u64,
-    kept: Kept,
-    pending: Vec<(Record, u64)>,
-    replayed: u64,
-    /// The index's last record is not the one in the log: it is the index of another history.
-    diverged: bool,
-}
-
-impl<'a> Replay<'a> {
-    fn new(index: &'a Index, requests: u64) -> Result<Replay<'a>, IndexError> {
-        let transaction = index.begin()?;
-        let kept = Tables::open(&transaction)?.kept()?;
-        Ok(Replay { index, requests, kept, pending: Vec::new(), replayed: 0, diverged: false })
-    }
-
-    fn visit(&mut self, found: &Found) -> Result<(), StartError> {
-        known(&found.record)?;
-        let sequence = found.record.sequence;
-        if sequence == self.kept.sequence && found.check != self.kept.check {
-            self.diverged = true;
-        }
-        if sequence <= self.kept.sequence || self.diverged {
-            return Ok(());
-        }
-        self.pending.push((found.record.clone(), found.check));
-        if self.pending.len() >= REPLAY { self.flush(false) } else { Ok(()) }
-    }
-
-    fn flush(&mut self, durable: bool) -> Result<(), StartError> {
-        let broken = |IndexError(why)| StartError::Index { path: self.index.path().display().to_string(), why };
-        apply(self.index, &self.pending, self.requests, durable).map_err(broken)?;
-        self.replayed = self.replayed.saturating_add(u64::try_from(self.pending.len()).unwrap_or(u64::MAX));
-        self.pending.clear();
-        Ok(())
-    }
-}
-
-fn apply(index: &Index, records: &[(Record, u64)], requests: u64, durable: bool) -> Result<(), IndexError> {
-    let transaction = if durable { index.begin()? } else { index.begin_light()? };
-    {
-        let mut tables = Tables::open(&transaction)?;
-        for (record, _) in records {
-            tables.apply(record, requests)?;
-        }
-        if let Some((record, check)) = records.last() {
-            tables.set_applied(record.sequence, *check)?;
-        }
-    }
-    transaction.commit()?;
-    Ok(())
 }
 
 impl Kept {
@@ -225,41 +181,6 @@ impl Kept {
     }
 }
 
-/// Segments that are not whole in some log directory: name and directory.
-pub type Unequal = Vec<(String, String)>;
-
-/// The index, brought to the end of the log, and the log.
-struct Replayed {
-    index: Index,
-    found: Survey,
-    /// Why an index that was there was thrown away.
-    discarded: Option<String>,
-    replayed: u64,
-}
-
-fn replay(options: &LogCatalogOptions) -> Result<Replayed, StartError> {
-    let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
-    let opened = Index::open(&options.state_dir, options.store, options.epoch, options.index_memory)?;
-    let (mut index, mut discarded) = (opened.index, opened.discarded);
-    let (found, replayed) = loop {
-        let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
-        let mut replay = Replay::new(&index, options.requests).map_err(broken)?;
-        let found = survey(&options.logs, identity, options.highest_sequence, |found| replay.visit(found))?;
-        if !replay.diverged {
-            let witness = || format!("the index {} (remove it to accept the loss)", index.path().display());
-            found.must_have(replay.kept.sequence, witness)?;
-            replay.flush(true)?;
-            break (found, replay.replayed);
-        }
-        discarded = Some("its last record is not the one in the log".to_owned());
-        index = index.discard(&options.state_dir, options.store, options.epoch)?;
-    };
-    if let Some(why) = &discarded {
-        tracing::warn!(index = %index.path().display(), %why, "the index was thrown away and rebuilt from the log");
-    }
-    Ok(Replayed { index, found, discarded, replayed })
-}
-
 impl LogCatalog {
     /// Recovers the log, brings the index up to it, and records the start of this run. Reads and writes files, so call
     /// it where blocking is allowed.
@@ -269,25 +190,25 @@ impl LogCatalog {
             None => Self::start(options, index, found, discarded, replayed),
             Some(why) => {
                 // What is there is made as durable and as equal as can be; the rest is done when all logs are back.
-                let last = found.next.saturating_sub(1);
+                let reach = found.reach();
                 let mended = match found.mend() {
                     Ok((_, mended)) => mended,
                     Err(error) => {
                         tracing::warn!(%error, "the log directories that are there could not be mended");
-                        Vec::new()
+                        Mended::default()
                     }
                 };
-                Self::start_read_only(&options, index, last, (discarded, replayed, mended), why)
+                Self::start_read_only(&options, index, reach, (discarded, replayed, mended), why)
             }
         }
     }
 
     /// Reads the log, and changes nothing: the index is made in `options.state_dir`, which is to be one of its own.
-    pub fn inspect(options: &LogCatalogOptions) -> Result<(Arc<LogCatalog>, Unequal), StartError> {
+    pub fn inspect(options: &LogCatalogOptions) -> Result<(Arc<LogCatalog>, Vec<Unequal>), StartError> {
         let Replayed { index, found, discarded, replayed } = replay(options)?;
-        let (last, unequal) = (found.next.saturating_sub(1), found.unequal());
+        let (reach, unequal) = (found.reach(), found.unequal());
         let why = "the log is only inspected".to_owned();
-        let (catalog, _) = Self::start_read_only(options, index, last, (discarded, replayed, Vec::new()), why)?;
+        let (catalog, _) = Self::start_read_only(options, index, reach, (discarded, replayed, Mended::default()), why)?;
         Ok((catalog, unequal))
     }
 
@@ -296,13 +217,12 @@ impl LogCatalog {
     fn start_read_only(
         options: &LogCatalogOptions,
         index: Index,
-        last: u64,
-        (index_discarded, replayed, mended): (Option<String>, u64, Vec<String>),
+        (oldest, last): (u64, u64),
+        (index_discarded, replayed, mended): (Option<String>, u64, Mended),
         why: String,
     ) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
         let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
-        let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
-        let before = Replay::new(&index, options.requests).map_err(broken)?.kept;
+        let before = kept(&index)?;
         let mut number = [0u8; 8];
         getrandom::fill(&mut number).map_err(|error| StartError::Write(format!("no random number: {error}")))?;
         let incarnation = READ_ONLY_RUN | (u64::from_le_bytes(number) & (READ_ONLY_RUN - 1));
@@ -315,13 +235,15 @@ impl LogCatalog {
             frozen: Arc::default(),
             revision: Arc::new(AtomicU64::new(last)),
             latest,
-            history: History::new(identity, options.logs.clone()),
+            history: History::new(identity, options.logs.clone(), Arc::new(AtomicU64::new(oldest))),
             _silent: Some(silent),
             shortage: Shortage::default(),
+            uncut: Shortage::default(),
             thread: Mutex::default(),
             read_only: Some(why),
         };
-        Ok((Arc::new(catalog), Recovered { incarnation, previous, index_discarded, replayed, mended }))
+        let Mended { files: mended, removed, .. } = mended;
+        Ok((Arc::new(catalog), Recovered { incarnation, previous, index_discarded, replayed, mended, removed }))
     }
 
     fn start(
@@ -332,10 +254,13 @@ impl LogCatalog {
         replayed: u64,
     ) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
         let broken = |IndexError(why)| StartError::Index { path: index.path().display().to_string(), why };
-        let before = Replay::new(&index, options.requests).map_err(broken)?.kept;
+        let before = kept(&index)?;
         let (mut writer, mended) = found.mend()?;
-        for what in &mended {
-            tracing::warn!(segment = %what, "a segment of the log was mended");
+        for what in &mended.files {
+            tracing::warn!(file = %what, "a file of the log was mended");
+        }
+        for what in &mended.removed {
+            tracing::warn!(file = %what, "a damaged checkpoint was removed: what it held was found elsewhere in the log");
         }
         let incarnation = before.incarnation.saturating_add(1);
         let record = start_record(&options, incarnation, &writer);
@@ -349,13 +274,24 @@ impl LogCatalog {
         apply(&index, &[(record, check)], options.requests, true).map_err(broken)?;
         options.keeper.keep(sequence).map_err(StartError::Write)?;
         let previous = before.previous();
-        let recovered = Recovered { incarnation, previous, index_discarded, replayed, mended };
+        let Mended { files, removed, oldest, grown, size, wanting } = mended;
+        let recovered = Recovered { incarnation, previous, index_discarded, replayed, mended: files, removed };
         let index = Arc::new(index);
         let frozen: Arc<OnceLock<String>> = Arc::default();
         let revision = Arc::new(AtomicU64::new(sequence));
         let (latest, shown) = watch::channel(sequence);
-        let history = History::new(*writer.identity(), options.logs);
-        let shortage = Shortage::default();
+        let oldest = Arc::new(AtomicU64::new(oldest));
+        let history = History::new(*writer.identity(), options.logs.clone(), Arc::clone(&oldest));
+        let (shortage, uncut) = (Shortage::default(), Shortage::default());
+        let cutting = Cutting::new(CuttingOptions {
+            identity: *writer.identity(),
+            logs: options.logs,
+            growth: Growth::new(options.checkpoint_bytes, grown, size, wanting),
+            before: before.reserved,
+            oldest,
+            uncut: Arc::clone(&uncut),
+            apart: options.checkpoint_apart,
+        });
         let mut committer = Committer {
             index: Arc::clone(&index),
             writer,
@@ -369,6 +305,7 @@ impl LogCatalog {
             reserved: before.reserved,
             kept: sequence,
             shortage: Arc::clone(&shortage),
+            cutting,
         };
         // Before anything is served: whatever a mended segment left free is taken for the next one.
         committer.prepare();
@@ -392,6 +329,7 @@ impl LogCatalog {
             thread,
             read_only: None,
             shortage,
+            uncut,
             _silent: None,
         };
         Ok((Arc::new(catalog), recovered))
@@ -426,6 +364,16 @@ impl LogCatalog {
     fn read<T>(&self, read: impl FnOnce(&Reader) -> Result<T, IndexError>) -> Result<T, CatalogError> {
         let answer = self.index.read().and_then(|reader| read(&reader));
         answer.map_err(|IndexError(why)| Refusal::Index(why).into())
+    }
+
+    /// Which log.
+    pub(super) fn identity(&self) -> LogIdentity {
+        *self.history.identity()
+    }
+
+    /// All of its state as it is now.
+    pub(super) fn snapshot(&self) -> Result<Snapshot, IndexError> {
+        self.index.snapshot()
     }
 
     /// Current and superseded versions above `after`, in order, at most `limit`.
@@ -532,6 +480,8 @@ impl Catalog for LogCatalog {
     fn degraded(&self) -> Vec<String> {
         let shortage = self.shortage.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let shortage = shortage.map(|why| format!("the log cannot go on for long: {why}"));
-        self.index.degraded().into_iter().chain(shortage).collect()
+        let uncut = self.uncut.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let uncut = uncut.map(|why| format!("the log is not cut: {why}"));
+        self.index.degraded().into_iter().chain(shortage).chain(uncut).collect()
     }
 }

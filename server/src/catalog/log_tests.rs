@@ -1,9 +1,11 @@
 //! The log under every failure: what was appended is there, what was refused is not, damage is told from a torn tail.
 
 use super::log::{AppendError, LogIdentity, LogWriter};
-use super::recovery::{StartError, survey};
+use super::recovery::survey;
+use super::start_error::StartError;
 use super::testing::IDENTITY;
 use crate::store::simdisk::{Fault, SimDisks, Survives};
+use railfs_proto::logfile::Found;
 use railfs_proto::v1::{Record, ReserveRecord, record::Body};
 
 fn record(sequence: u64, last: u64) -> Record {
@@ -21,7 +23,7 @@ fn value(record: &Record) -> u64 {
 /// The values in the log, and the log ready to be written.
 fn recover(disks: &SimDisks, highest: u64) -> Result<(Vec<u64>, LogWriter), StartError> {
     let mut values = Vec::new();
-    let found = survey(&disks.directories(), IDENTITY, highest, |found| {
+    let found = survey(&disks.directories(), IDENTITY, highest, &mut |found: &Found| {
         assert_eq!(found.record.sequence, values.len() as u64 + 1, "without gaps");
         values.push(value(&found.record));
         Ok(())
@@ -221,10 +223,10 @@ fn an_older_log_than_the_markers_have_seen_is_refused() {
 fn segments_of_another_store_or_a_newer_epoch_are_refused_by_name() {
     let (disks, _, names) = written(1);
     let other = LogIdentity { store: railfs_proto::descriptor::Id([1; 16]), ..IDENTITY };
-    let refused = survey(&disks.directories(), other, 0, |_| Ok(())).err().unwrap();
+    let refused = survey(&disks.directories(), other, 0, &mut |_: &Found| Ok(())).err().unwrap();
     assert!(matches!(&refused, StartError::Foreign { path, .. } if path.contains(&names[0])), "{refused}");
     let older = LogIdentity { epoch: 0, ..IDENTITY };
-    assert!(matches!(survey(&disks.directories(), older, 0, |_| Ok(())), Err(StartError::Foreign { .. })));
+    assert!(matches!(survey(&disks.directories(), older, 0, &mut |_: &Found| Ok(())), Err(StartError::Foreign { .. })));
 }
 
 /// After `kill -9` on a disk that is full: a start needs no more room than was allocated ahead, wherever the run before

@@ -1,190 +1,194 @@
-//! Reading the log at start, and making all logs equal.
+//! Reading the log at start: the last checkpoint that is whole, and the records behind it.
 //!
-//! Guarantees: a record counts if it is valid in any log; every record that was synced is found or the start is
-//! refused by name; what is cut is only what was being written when it all stopped; nothing is changed on disk before
-//! the whole log has been read and found good.
+//! Guarantees: a record counts if it is valid in any log; every record that was synced, and is in no checkpoint, is found or
+//! the start is refused by name; what is cut is only what was being written when it all stopped; nothing is changed on disk
+//! before the whole log has been read and found good.
 
-use super::log::{LogIdentity, LogWriter, MENDED, Place, SPARE, begin_segment};
-use crate::store::{LogDirectory, LogFile};
+use super::checkpoint::{self, UNFINISHED};
+use super::growth::{Cut, KEPT, cut};
+use super::log::{LogIdentity, LogName, LogWriter, STAGED};
+use super::start_error::StartError;
+use crate::store::LogDirectory;
+use railfs_proto::checkpoint::CheckpointHeader;
 use railfs_proto::logfile::{Found, Rest, SEGMENT_HEADER, SegmentHeader, scan};
 use railfs_proto::v1::{Record, record::Body};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
-/// Why the catalog cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// A record that was synced is gone from every log.
-    #[error(
-        "the log is damaged: record {sequence} in segment {segment} is not valid in {logs} (at byte {offset}), but later ones are; \
-         restore the log directory from a copy"
-    )]
-    Damaged {
-        /// The file.
-        segment: String,
-        /// The directories that were tried.
-        logs: String,
-        /// The record that is missing.
-        sequence: u64,
-        /// Where it should begin, in the first log that has the file.
-        offset: usize,
-    },
-    /// Two logs have different records in one place.
-    #[error(
-        "record {sequence} differs between the logs ({logs}): one of them is not this store's; put the right log directory in place"
-    )]
-    Differ {
-        /// The record.
-        sequence: u64,
-        /// The directories.
-        logs: String,
-    },
-    /// What the markers, or the index, have seen is not there: this is an older copy.
-    #[error(
-        "the log ({logs}) ends at record {end}, but {witness} has seen record {seen}: this is an older copy of the log; put the newest in place"
-    )]
-    Older {
-        /// The directories.
-        logs: String,
-        /// Its last record.
-        end: u64,
-        /// Who knows better.
-        witness: String,
-        /// What it has seen.
-        seen: u64,
-    },
-    /// The first part is not there.
-    #[error("the log ({logs}) begins with record {first}, not with record 1: its first segments are missing")]
-    Beginning {
-        /// The directories.
-        logs: String,
-        /// The first record.
-        first: u64,
-    },
-    /// A file that does not belong here.
-    #[error("{path} is not a segment of this store's log: {why}")]
-    Foreign {
-        /// The file.
-        path: String,
-        /// What it says.
-        why: String,
-    },
-    /// Written by a newer version.
-    #[error("record {0} is of a kind that this version does not know: start a newer railfsd")]
-    UnknownRecord(u64),
-    /// A segment must be written, and there is neither room for it nor one that can be written in place.
-    #[error(
-        "log segment {path} cannot be written: that needs {bytes} bytes of free space in {directory}, which it does not \
-         have: {source}; free as much there and start again"
-    )]
-    NoRoom {
-        /// The segment.
-        path: String,
-        /// Where.
-        directory: String,
-        /// How much is needed.
-        bytes: u64,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The system said no.
-    #[error("cannot {doing} {path}: {source}")]
-    Io {
-        /// What was tried.
-        doing: &'static str,
-        /// On what.
-        path: String,
-        /// What came of it.
-        source: io::Error,
-    },
-    /// The index cannot be made.
-    #[error("the index {path}: {why}")]
-    Index {
-        /// Its file.
-        path: String,
-        /// What is wrong.
-        why: String,
-    },
-    /// The log could not be written.
-    #[error("the start of this run could not be recorded in the log: {0}")]
-    Write(String),
-    /// No log directory.
-    #[error("no log directory is given")]
-    NoLog,
-}
-
-struct Log {
-    directory: Arc<dyn LogDirectory>,
-    /// First sequence numbers of its segments.
-    segments: BTreeSet<u64>,
+/// A log directory and what of this epoch is in it, by the names of the files.
+pub(super) struct Log {
+    pub(super) directory: Arc<dyn LogDirectory>,
+    /// Segments, by their first sequence numbers.
+    pub(super) segments: BTreeMap<u64, String>,
+    /// Checkpoints, by their last sequence numbers.
+    pub(super) checkpoints: BTreeMap<u64, String>,
+    /// Those of them that are whole.
+    pub(super) whole: BTreeMap<u64, CheckpointHeader>,
+    /// Files that nobody needs: of epochs that are over, and a checkpoint that was never finished.
+    pub(super) leftovers: Vec<String>,
+    /// The newest epoch that is over and has files here.
+    over: Option<u64>,
 }
 
 /// One segment as all logs together have it.
-struct Merged {
+#[derive(Default)]
+pub(super) struct Merged {
     /// By sequence number, with the log it is from.
-    records: BTreeMap<u64, (Found, usize)>,
+    pub(super) records: BTreeMap<u64, (Found, usize)>,
     /// The bytes of the segment in each log: records are copied as they are, whatever newer versions put in them.
-    sources: Vec<Vec<u8>>,
+    pub(super) sources: Vec<Vec<u8>>,
     /// The first sequence number that is not there.
-    end: u64,
+    pub(super) end: u64,
     /// Logs that do not hold just that.
     deficient: Vec<usize>,
 }
 
+/// Where a start begins: the newest checkpoint that is whole.
+#[derive(Clone, Debug)]
+pub(super) struct Base {
+    pub(super) header: CheckpointHeader,
+    pub(super) directory: Arc<dyn LogDirectory>,
+    pub(super) name: String,
+}
+
+impl Base {
+    /// The last record that is in it.
+    pub(super) fn sequence(&self) -> u64 {
+        self.header.id.sequence
+    }
+}
+
+/// A file that some log does not hold as it should: what it is, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unequal {
+    /// The file's name.
+    pub name: String,
+    /// The log directory.
+    pub directory: String,
+    /// What is wrong with it.
+    pub why: String,
+    /// Whether another log has it whole.
+    pub mendable: bool,
+}
+
 /// The whole log, read and found good; nothing has been written yet.
 pub(super) struct Survey {
-    identity: LogIdentity,
-    logs: Vec<Log>,
+    pub(super) identity: LogIdentity,
+    pub(super) logs: Vec<Log>,
     /// For messages.
-    names: String,
-    /// First sequence numbers of all segments.
-    firsts: BTreeSet<u64>,
+    pub(super) names: String,
+    /// First sequence numbers of all segments that count.
+    pub(super) firsts: BTreeSet<u64>,
     /// What the next record will have.
     pub(super) next: u64,
     /// Segments that some logs do not hold as they should: the first record, that of the next segment, which logs.
-    mends: Vec<(u64, Option<u64>, Vec<usize>)>,
+    pub(super) mends: Vec<(u64, Option<u64>, Vec<usize>)>,
     /// The last record says that the run before ended cleanly.
-    stopped: bool,
+    pub(super) stopped: bool,
+    /// The checkpoint that was begun from.
+    pub(super) base: Option<Base>,
+    /// Bytes of records behind it.
+    pub(super) grown: u64,
+    /// Checkpoints that are not whole.
+    damaged: Vec<Unequal>,
 }
 
-/// Reads all records in order; `visit` may refuse one. `highest` is what the markers have seen.
+/// What is done with the log while it is read.
+pub(super) trait Visit {
+    /// First of all: where the records that are given begin, if not with record 1. Those before it may be given, too.
+    fn base(&mut self, base: Option<&Base>) -> Result<(), StartError>;
+    /// In order; there may be a gap before a record that is in the checkpoint, or is the one behind it.
+    fn record(&mut self, found: &Found) -> Result<(), StartError>;
+}
+
+/// Reads all records in order. `highest` is what the markers have seen.
 pub(super) fn survey(
     directories: &[Arc<dyn LogDirectory>],
     identity: LogIdentity,
     highest: u64,
-    mut visit: impl FnMut(&Found) -> Result<(), StartError>,
+    visit: &mut dyn Visit,
 ) -> Result<Survey, StartError> {
     if directories.is_empty() {
         return Err(StartError::NoLog);
     }
     let names = directories.iter().map(|directory| directory.describe()).collect::<Vec<_>>().join(", ");
-    let logs = directories.iter().map(|directory| open_log(directory, &identity)).collect::<Result<Vec<_>, _>>()?;
-    let firsts: BTreeSet<u64> = logs.iter().flat_map(|log| log.segments.iter().copied()).collect();
-    if let Some(&first) = firsts.first().filter(|first| **first != 1) {
-        return Err(StartError::Beginning { logs: names, first });
+    let mut logs = directories.iter().map(|directory| open_log(directory, &identity)).collect::<Result<Vec<_>, _>>()?;
+    let mut firsts: BTreeSet<u64> = logs.iter().flat_map(|log| log.segments.keys().copied()).collect();
+    let has_checkpoints = logs.iter().any(|log| !log.checkpoints.is_empty());
+    let over = logs.iter().filter_map(|log| log.over).max();
+    if firsts.is_empty() && !has_checkpoints && (over.is_some() || identity.epoch > 1) {
+        return Err(StartError::Epoch { logs: names, found: over, epoch: identity.epoch });
     }
-    let mut next = 1;
-    let mut mends = Vec::new();
-    let mut stopped = false;
-    for &first in &firsts {
-        let until = firsts.range(first.saturating_add(1)..).next().copied();
-        let merged = merge(&logs, &identity, first, until, &names)?;
-        for (found, _) in merged.records.range(..merged.end).map(|(_, found)| found) {
-            visit(found)?;
-            stopped = matches!(found.record.body, Some(Body::Stop(_)));
+    let damaged = check_checkpoints(&mut logs, &identity)?;
+    let base = newest(&logs);
+    let start = base.as_ref().map_or(1, |base| base.sequence().saturating_add(1));
+    match firsts.first() {
+        Some(&first) if first > start && base.is_none() && !damaged.is_empty() => {
+            let damage = damaged.iter().map(|file| format!("{}/{}: {}", file.directory, file.name, file.why));
+            return Err(StartError::Checkpoint { first, damage: damage.collect::<Vec<_>>().join("; ") });
         }
-        next = merged.end;
-        if !merged.deficient.is_empty() {
-            mends.push((first, until, merged.deficient));
-        }
+        Some(&first) if first > start => return Err(StartError::Beginning { logs: names, first, wanted: start }),
+        None if has_checkpoints => return Err(StartError::NoSegment { logs: names, wanted: start }),
+        _ => {}
     }
-    let survey = Survey { identity, logs, names, firsts, next, mends, stopped };
+    visit.base(base.as_ref())?;
+    let mut survey = Survey {
+        identity,
+        logs,
+        names,
+        firsts: BTreeSet::new(),
+        next: 1,
+        mends: Vec::new(),
+        stopped: false,
+        base,
+        grown: 0,
+        damaged,
+    };
+    while let Some(first) = firsts.pop_first() {
+        survey.read_segment(first, firsts.first().copied(), start, visit)?;
+    }
+    if let Some(base) = &survey.base {
+        survey.must_have(base.sequence(), || format!("checkpoint {}", path_of(base.directory.as_ref(), &base.name)))?;
+    }
     survey.must_have(highest, || "a stripe directory's marker".to_owned())?;
     Ok(survey)
 }
 
 impl Survey {
+    /// `start` is the first record that is in no checkpoint.
+    fn read_segment(
+        &mut self,
+        first: u64,
+        until: Option<u64>,
+        start: u64,
+        visit: &mut dyn Visit,
+    ) -> Result<(), StartError> {
+        let merged = match merge(&self.logs, &self.identity, first, until, &self.names) {
+            // All of it is in the checkpoint: it was being cut, or is of no use any more, and with it what is before it.
+            Err(StartError::Damaged { .. }) if until.is_some_and(|until| until <= start) => {
+                self.firsts.clear();
+                self.mends.clear();
+                return Ok(());
+            }
+            other => other?,
+        };
+        for (found, _) in merged.records.range(..merged.end).map(|(_, found)| found) {
+            visit.record(found)?;
+            self.stopped = matches!(found.record.body, Some(Body::Stop(_)));
+            if found.record.sequence >= start {
+                let bytes = found.end.saturating_sub(found.offset);
+                self.grown = self.grown.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+            }
+        }
+        self.next = merged.end;
+        self.firsts.insert(first);
+        if !merged.deficient.is_empty() {
+            self.mends.push((first, until, merged.deficient));
+        }
+        Ok(())
+    }
+
     /// Refuses a log that ends before a record that somebody has seen.
     pub(super) fn must_have(&self, seen: u64, witness: impl FnOnce() -> String) -> Result<(), StartError> {
         if self.next > seen {
@@ -194,68 +198,167 @@ impl Survey {
         Err(StartError::Older { logs: self.names.clone(), end, witness: witness(), seen })
     }
 
-    /// Segments that some logs do not hold as they should, by name and directory.
-    pub(super) fn unequal(&self) -> Vec<(String, String)> {
-        let mut unequal = Vec::new();
-        for (first, _, deficient) in &self.mends {
+    /// The first record that can be read, and the last.
+    pub(super) fn reach(&self) -> (u64, u64) {
+        (self.firsts.first().copied().unwrap_or(1), self.next.saturating_sub(1))
+    }
+
+    /// Files that some logs do not hold as they should.
+    pub(super) fn unequal(&self) -> Vec<Unequal> {
+        let mut unequal = self.damaged.clone();
+        let Cut { segments_below, .. } = self.cut();
+        // Those below were being removed.
+        for (first, _, deficient) in self.mends.iter().filter(|(first, ..)| *first >= segments_below) {
             let logs = deficient.iter().filter_map(|at| self.logs.get(*at));
-            unequal.extend(logs.map(|log| (self.identity.name(*first), log.directory.describe())));
+            unequal.extend(logs.map(|log| Unequal {
+                name: self.identity.name(*first),
+                directory: log.directory.describe(),
+                why: "the segment is not whole".to_owned(),
+                mendable: true,
+            }));
         }
         unequal
     }
 
-    /// Makes the logs equal and opens them at their end. Gives what was mended.
-    pub(super) fn mend(mut self) -> Result<(LogWriter, Vec<String>), StartError> {
-        let identity = self.identity;
-        let mut mended = Vec::new();
-        for (first, until, deficient) in std::mem::take(&mut self.mends) {
-            let merged = merge(&self.logs, &identity, first, until, &self.names)?;
-            for at in deficient {
-                rewrite(&self.logs, at, &identity, first, &merged)?;
-                let Some(log) = self.logs.get(at) else { continue };
-                mended.push(format!("{} in {}", identity.name(first), log.directory.describe()));
-            }
-        }
-        if let Some(&last) = self.firsts.last().filter(|_| !self.stopped) {
-            // What can be read may still be in memory alone: after a sync that failed the system neither writes it nor
-            // says so again. A copy is written from scratch.
-            let merged = merge(&self.logs, &identity, last, None, &self.names)?;
-            for at in 0..self.logs.len() {
-                rewrite(&self.logs, at, &identity, last, &merged)?;
-            }
-        }
-        if self.firsts.is_empty() {
-            let empty = Merged { records: BTreeMap::new(), sources: Vec::new(), end: 1, deficient: Vec::new() };
-            for at in 0..self.logs.len() {
-                rewrite(&self.logs, at, &identity, 1, &empty)?;
-            }
-        }
-        let last = self.firsts.last().copied().unwrap_or(1);
-        let (places, offset) = open_end(&self.logs, &identity, last, self.next, &self.names)?;
-        Ok((LogWriter::new(identity, places, offset, self.next), mended))
+    /// What may go, as the logs are now.
+    pub(super) fn cut(&self) -> Cut {
+        let whole = self.logs.iter().map(|log| log.whole.keys().copied().collect::<BTreeSet<_>>());
+        let everywhere = whole.reduce(|all, own| all.intersection(&own).copied().collect());
+        cut(&self.firsts, &everywhere.unwrap_or_default())
     }
+
+    /// Checkpoints that every log is to have, and a log that has them: the newest ones.
+    pub(super) fn wanted(&self) -> BTreeMap<u64, usize> {
+        wanted(&self.logs)
+    }
+
+    /// Makes the logs equal and opens them at their end. Gives what was mended, and the log as it is then.
+    pub(super) fn mend(self) -> Result<(LogWriter, Mended), StartError> {
+        super::mend::mend(self)
+    }
+}
+
+/// What a start did to the log.
+#[derive(Debug, Default)]
+pub(super) struct Mended {
+    /// Files that were not whole, by name and directory.
+    pub(super) files: Vec<String>,
+    /// Checkpoints that were whole nowhere, as well: they are gone, and were not needed.
+    pub(super) removed: Vec<String>,
+    /// The first record that can still be read.
+    pub(super) oldest: u64,
+    /// Bytes of records behind the last checkpoint.
+    pub(super) grown: u64,
+    /// Bytes of that, 0 where there is none.
+    pub(super) size: u64,
+    /// A checkpoint is missing somewhere that could not be put there: one is due.
+    pub(super) wanting: bool,
 }
 
 fn open_log(directory: &Arc<dyn LogDirectory>, identity: &LogIdentity) -> Result<Log, StartError> {
     let names = directory.list().map_err(failed("list", directory.describe()))?;
-    let mut segments = BTreeSet::new();
+    let mut log = Log {
+        directory: Arc::clone(directory),
+        segments: BTreeMap::new(),
+        checkpoints: BTreeMap::new(),
+        whole: BTreeMap::new(),
+        leftovers: Vec::new(),
+        over: None,
+    };
     for name in names {
-        match LogIdentity::parse(&name) {
-            Some((epoch, first)) if epoch == identity.epoch => {
-                segments.insert(first);
+        let staged = name.strip_suffix(STAGED);
+        let Some(parsed) = LogName::parse(staged.unwrap_or(&name)) else {
+            if name == UNFINISHED {
+                log.leftovers.push(name);
             }
-            Some((epoch, _)) if epoch > identity.epoch => {
-                let why = format!("it is of epoch {epoch}, the markers know epoch {}", identity.epoch);
+            continue;
+        };
+        if parsed.epoch() > identity.epoch {
+            // Staged: an epoch that was about to begin, and did not.
+            if staged.is_none() {
+                let why = format!("it is of epoch {}, the markers know epoch {}", parsed.epoch(), identity.epoch);
                 return Err(StartError::Foreign { path: path_of(directory.as_ref(), &name), why });
             }
-            _ => {}
+            log.leftovers.push(name);
+        } else if parsed.epoch() < identity.epoch {
+            if staged.is_none() {
+                log.over = log.over.max(Some(parsed.epoch()));
+            }
+            log.leftovers.push(name);
+        } else {
+            let (files, key) = match parsed {
+                LogName::Segment { first, .. } => (&mut log.segments, first),
+                LogName::Checkpoint { sequence, .. } => (&mut log.checkpoints, sequence),
+            };
+            // The one that has its name is the one that was written to since.
+            let is_staged = staged.is_some();
+            match files.get(&key) {
+                Some(_) if is_staged => log.leftovers.push(name),
+                _ => log.leftovers.extend(files.insert(key, name)),
+            }
         }
     }
-    Ok(Log { directory: Arc::clone(directory), segments })
+    Ok(log)
+}
+
+/// Reads every checkpoint, and notes which are whole. Gives those that are not, in every log that has one too few.
+fn check_checkpoints(logs: &mut [Log], identity: &LogIdentity) -> Result<Vec<Unequal>, StartError> {
+    let mut wrong = Vec::new();
+    for log in logs.iter_mut() {
+        for (&sequence, name) in &log.checkpoints {
+            let path = path_of(log.directory.as_ref(), name);
+            match checkpoint::read(log.directory.as_ref(), name, &mut |_| Ok(())) {
+                Ok(header) if header.id == identity.checkpoint(sequence) => {
+                    log.whole.insert(sequence, header);
+                }
+                Ok(header) => {
+                    let id = header.id;
+                    let why =
+                        format!("its header names store {}, epoch {}, last record {}", id.store, id.epoch, id.sequence);
+                    return Err(StartError::Foreign { path, why });
+                }
+                Err(error) => {
+                    tracing::warn!(%path, %error, "a checkpoint is damaged");
+                    wrong.push((log.directory.describe(), sequence, format!("the checkpoint is damaged: {error}")));
+                }
+            }
+        }
+    }
+    let wanted = wanted(logs);
+    for log in logs.iter() {
+        for sequence in wanted.keys().filter(|sequence| !log.checkpoints.contains_key(sequence)) {
+            wrong.push((log.directory.describe(), *sequence, "the checkpoint is missing".to_owned()));
+        }
+    }
+    let unequal = wrong.into_iter().map(|(directory, sequence, why)| {
+        let (name, mendable) = (identity.checkpoint_name(sequence), wanted.contains_key(&sequence));
+        Unequal { name, directory, why, mendable }
+    });
+    Ok(unequal.collect())
+}
+
+/// See [`Survey::wanted`].
+fn wanted(logs: &[Log]) -> BTreeMap<u64, usize> {
+    let whole = logs.iter().enumerate().flat_map(|(at, log)| log.whole.keys().map(move |sequence| (*sequence, at)));
+    let mut wanted: BTreeMap<u64, usize> = whole.collect();
+    while wanted.len() > KEPT {
+        wanted.pop_first();
+    }
+    wanted
+}
+
+/// The newest checkpoint that is whole in some log.
+fn newest(logs: &[Log]) -> Option<Base> {
+    let whole = logs.iter().filter_map(|log| {
+        let (sequence, header) = log.whole.last_key_value()?;
+        let name = log.checkpoints.get(sequence)?.clone();
+        Some(Base { header: *header, directory: Arc::clone(&log.directory), name })
+    });
+    whole.max_by_key(Base::sequence)
 }
 
 /// Puts together what the logs have of one segment, which ends before `until` (or with the log).
-fn merge(
+pub(super) fn merge(
     logs: &[Log],
     identity: &LogIdentity,
     first: u64,
@@ -267,14 +370,14 @@ fn merge(
     let mut scans = Vec::new();
     let mut sources = Vec::new();
     for (at, log) in logs.iter().enumerate() {
-        if !log.segments.contains(&first) {
+        let Some(own_name) = log.segments.get(&first) else {
             scans.push(None);
             sources.push(Vec::new());
             continue;
-        }
-        let path = path_of(log.directory.as_ref(), &name);
+        };
+        let path = path_of(log.directory.as_ref(), own_name);
         let limit = identity.segment_size.saturating_mul(2).max(64 << 20);
-        let bytes = log.directory.read(&name, limit).map_err(failed("read", path.clone()))?;
+        let bytes = log.directory.read(own_name, limit).map_err(failed("read", path.clone()))?;
         let mut usable = true;
         match SegmentHeader::decode(&bytes) {
             Ok(header) if (header.store, header.epoch, header.first) == (identity.store, identity.epoch, first) => {}
@@ -334,154 +437,11 @@ fn merge(
     Ok(Merged { records, sources, end, deficient })
 }
 
-/// Writes a segment anew, beside the old one, and puts it in its place; where there is no room for a second one, writes
-/// over the old one. `at` is the log's place among all.
-fn rewrite(logs: &[Log], at: usize, identity: &LogIdentity, first: u64, merged: &Merged) -> Result<(), StartError> {
-    let Some(log) = logs.get(at) else { return Ok(()) };
-    let directory = log.directory.as_ref();
-    let (name, path) = (identity.name(first), path_of(directory, &identity.name(first)));
-    let mut content = identity.header(first);
-    for (found, source) in merged.records.range(..merged.end).map(|(_, found)| found) {
-        let bytes = merged.sources.get(*source).and_then(|bytes| bytes.get(found.offset..found.end));
-        content.extend_from_slice(bytes.unwrap_or_default());
-    }
-    let size = u64::try_from(content.len()).unwrap_or(u64::MAX).max(identity.segment_size);
-    // Room that was allocated ahead first: what a start needs must not depend on what is free.
-    for temporary in [SPARE, MENDED] {
-        let there = take_allocated(directory, temporary, size, content.len());
-        if let Some(file) = there.map_err(failed("mend", path.clone()))? {
-            let made = begin_segment(directory, file, temporary, &name, &content);
-            return made.map(drop).map_err(failed("mend", path));
-        }
-    }
-    let made = match directory.create(MENDED, size) {
-        Ok(file) => begin_segment(directory, file, MENDED, &name, &content).map(drop),
-        Err(error) if is_full(&error) => {
-            // What little of it there is helps nobody.
-            forget(directory, MENDED);
-            let old = merged.sources.get(at).map(Vec::as_slice).unwrap_or_default();
-            let in_place = log.segments.contains(&first)
-                && u64::try_from(old.len()).is_ok_and(|length| length >= size)
-                && directory.allocated(&name).map_err(failed("look at", path.clone()))? >= size;
-            if !in_place {
-                let directory = directory.describe();
-                return Err(StartError::NoRoom { path, directory, bytes: size, source: error });
-            }
-            tracing::warn!(%path, bytes = size, "no room for a copy of this segment: it is mended in place");
-            overwrite(directory, &name, old, &content)
-        }
-        Err(error) => Err(error),
-    };
-    made.map_err(failed("mend", path))
-}
-
-/// Over the old bytes. Whenever this is cut off, each sector has its old bytes or its new ones; the new ones are the old
-/// ones wherever the log was good, so nothing that counts is ever away, and what is cleared counted nowhere.
-fn overwrite(directory: &dyn LogDirectory, name: &str, old: &[u8], content: &[u8]) -> io::Result<()> {
-    let file = directory.open(name)?;
-    file.write_at(0, content)?;
-    clear(file.as_ref(), old, content.len())?;
-    file.sync()
-}
-
-/// A file that an earlier run allocated, if it has room for `size` bytes: with nothing but zeros behind `keep`.
-fn take_allocated(
-    directory: &dyn LogDirectory,
-    name: &str,
-    size: u64,
-    keep: usize,
-) -> io::Result<Option<Box<dyn LogFile>>> {
-    if directory.allocated(name)? != size {
-        return Ok(None);
-    }
-    let old = directory.read(name, size)?;
-    let file = directory.open(name)?;
-    clear(file.as_ref(), &old, keep)?;
-    Ok(Some(file))
-}
-
-/// Writes zeros over everything behind `keep` that is not zero.
-fn clear(file: &dyn LogFile, old: &[u8], keep: usize) -> io::Result<()> {
-    const STEP: usize = 1 << 20;
-    let mut at = keep;
-    for part in old.get(keep..).unwrap_or_default().chunks(STEP) {
-        if part.iter().any(|byte| *byte != 0) {
-            file.write_at(u64::try_from(at).unwrap_or(u64::MAX), &vec![0; part.len()])?;
-        }
-        at = at.saturating_add(part.len());
-    }
-    Ok(())
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// Removes a file that nobody needs; one that stays costs room and nothing else.
-fn forget(directory: &dyn LogDirectory, name: &str) {
-    match directory.remove(name) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path_of(directory, name), %error, "cannot remove a file that is not needed");
-        }
-        _ => {}
-    }
-}
-
-/// Opens the last segment of every log, which are equal now.
-fn open_end(
-    logs: &[Log],
-    identity: &LogIdentity,
-    last: u64,
-    next: u64,
-    names: &str,
-) -> Result<(Vec<Place>, u64), StartError> {
-    let name = identity.name(last);
-    let mut places = Vec::new();
-    let mut offset = None;
-    for log in logs {
-        let path = path_of(log.directory.as_ref(), &name);
-        let bytes = log
-            .directory
-            .read(&name, identity.segment_size.saturating_mul(2).max(64 << 20))
-            .map_err(failed("read", path.clone()))?;
-        let scan = scan(&bytes, identity.seed(), last);
-        let held = scan.records.last().map_or(last, |found| found.record.sequence + 1);
-        if scan.rest != Rest::Clean || held != next || offset.is_some_and(|offset| offset != scan.end) {
-            // Mending has just made this so: the disk does not keep what it is given.
-            return Err(StartError::Damaged {
-                segment: name,
-                logs: names.to_owned(),
-                sequence: held,
-                offset: scan.end,
-            });
-        }
-        offset = Some(scan.end);
-        let file = log.directory.open(&name).map_err(failed("open", path))?;
-        // A spare that is there stays there: its room could be somebody else's in a moment.
-        let spare = take_allocated(log.directory.as_ref(), SPARE, identity.segment_size, 0);
-        let spare = spare.unwrap_or_else(|error| {
-            tracing::warn!(path = %path_of(log.directory.as_ref(), SPARE), %error, "the spare segment cannot be used");
-            None
-        });
-        for (unused, name) in [(spare.is_none(), SPARE), (true, MENDED)] {
-            if unused {
-                forget(log.directory.as_ref(), name);
-            }
-        }
-        // The name it has may be of a start that was cut off before it was durable: what is written there next must not go
-        // with it.
-        log.directory.sync().map_err(failed("sync", log.directory.describe()))?;
-        places.push(Place::new(Arc::clone(&log.directory), file, spare));
-    }
-    let offset = offset.unwrap_or(SEGMENT_HEADER);
-    Ok((places, u64::try_from(offset).unwrap_or(u64::MAX)))
-}
-
-fn path_of(directory: &dyn LogDirectory, name: &str) -> String {
+pub(super) fn path_of(directory: &dyn LogDirectory, name: &str) -> String {
     format!("{}/{name}", directory.describe())
 }
 
-fn failed(doing: &'static str, path: String) -> impl FnOnce(io::Error) -> StartError {
+pub(super) fn failed(doing: &'static str, path: String) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::Io { doing, path, source }
 }
 
@@ -490,5 +450,17 @@ pub(super) fn known(record: &Record) -> Result<(), StartError> {
     match record.body {
         Some(_) => Ok(()),
         None => Err(StartError::UnknownRecord(record.sequence)),
+    }
+}
+
+/// For tests that only want the records.
+#[cfg(test)]
+impl<F: FnMut(&Found) -> Result<(), StartError>> Visit for F {
+    fn base(&mut self, _: Option<&Base>) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    fn record(&mut self, found: &Found) -> Result<(), StartError> {
+        self(found)
     }
 }

@@ -62,8 +62,18 @@ impl SequenceKeeper for Markers {
     }
 }
 
+impl Markers {
+    /// Others, that have seen the same: a start of one image of the disks is nothing to the others.
+    pub(crate) fn copy(&self) -> Arc<Markers> {
+        Arc::new(Markers(Mutex::new(*self.0.lock().unwrap())))
+    }
+}
+
 /// Small segments, so that the log rolls often.
 pub(crate) const SEGMENT: u64 = 6 << 10;
+
+/// Bytes of log after which a checkpoint is due where there are to be many.
+pub(crate) const OFTEN: u64 = 600;
 
 /// What their records are seeded with.
 pub(super) const IDENTITY: LogIdentity = LogIdentity { store: STORE, epoch: 1, segment_size: SEGMENT };
@@ -81,6 +91,8 @@ pub(crate) fn options(disks: &SimDisks, state: &Path, markers: &Arc<Markers>) ->
         verbs: false,
         segment_size: SEGMENT,
         requests: 1000,
+        checkpoint_bytes: u64::MAX,
+        checkpoint_apart: false,
         read_only: None,
         index_memory: super::index::LIMIT,
         clock: clock(),
@@ -93,6 +105,18 @@ pub(crate) fn open(
     markers: &Arc<Markers>,
 ) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
     LogCatalog::open(options(disks, state, markers))
+}
+
+/// Everything that the index holds, without its numbers of records: sorted, one entry a line.
+pub(super) fn dump(catalog: &LogCatalog) -> Vec<String> {
+    let mut lines = Vec::new();
+    let all = catalog.snapshot().unwrap().entries::<super::index::IndexError>(0, &mut |entry| {
+        lines.push(format!("{entry:?}"));
+        Ok(())
+    });
+    assert!(all.unwrap().is_empty(), "no tombstone is left out");
+    lines.sort();
+    lines
 }
 
 /// In memory where there is such a place: the index syncs, and its durability is not what is tested.

@@ -16,6 +16,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// What helps where a log directory is gone for good.
+const REPLACE: &str = "mount its disk and restart railfsd; if it is gone for good, stop railfsd and run `railfsd replace-log DIR` with another stripe directory";
+
 /// A stripe directory of this node.
 #[derive(Debug)]
 pub struct StripeDirectory {
@@ -66,6 +69,10 @@ impl StripeDirectory {
     pub fn is_read_only(&self) -> bool {
         self.space().is_ok_and(|space| space.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
+    /// Device and inode of what was opened.
+    pub(super) fn lock_identity(&self) -> (u64, u64) {
+        self.lock.identity
+    }
     /// Component files.
     pub fn components(&self) -> PathBuf {
         self.path.join("components")
@@ -103,6 +110,8 @@ pub struct Store {
     /// All of the store, in the order in which they joined.
     all: Vec<Id>,
     log_directories: Vec<Id>,
+    /// The marker of one that is there is of an epoch that is over.
+    behind: bool,
     highest_sequence: Mutex<u64>,
 }
 
@@ -272,6 +281,7 @@ pub fn open_locked(locked: LockedDirectories) -> Result<Store, StoreError> {
     }
     let members = gather(&marked)?;
     let missing = missing_directories(&members, &marked, absent)?;
+    let behind = marked.iter().any(|(_, marker)| marker.epoch < members.epoch);
     let mut directories = Vec::new();
     for ((path, marker), lock) in marked.into_iter().zip(locks) {
         let holds_log = members.log_directories.contains(&marker.directory);
@@ -290,6 +300,7 @@ pub fn open_locked(locked: LockedDirectories) -> Result<Store, StoreError> {
         missing,
         all: members.directories,
         log_directories: members.log_directories,
+        behind,
         highest_sequence: Mutex::new(members.highest_sequence),
     })
 }
@@ -396,12 +407,27 @@ impl Store {
             Some(format!("log directory {} ({}) cannot be written: {why}", directory.path.display(), directory.id))
         });
         let reasons: Vec<String> = missing.chain(unwritable).collect();
-        (!reasons.is_empty()).then(|| reasons.join("; "))
+        (!reasons.is_empty()).then(|| format!("{}; {REPLACE}", reasons.join("; ")))
     }
 
     /// The directory with this id.
     pub fn directory(&self, id: Id) -> Option<&StripeDirectory> {
         self.directories.iter().find(|directory| directory.id == id)
+    }
+
+    /// Those that hold the log, in the order of the markers.
+    pub(super) fn log_ids(&self) -> &[Id] {
+        &self.log_directories
+    }
+
+    /// All of the store, in the order in which they joined.
+    pub(super) fn all_ids(&self) -> &[Id] {
+        &self.all
+    }
+
+    /// Whether some marker that is there is of an epoch that is over: it was away, or the beginning of this one was cut off.
+    pub fn is_behind(&self) -> bool {
+        self.behind
     }
 
     /// The highest sequence number that any marker has seen: a log that ends before it is an old one.

@@ -190,6 +190,11 @@ impl SimDisks {
         lock(&self.machine).full = true;
     }
 
+    /// There is room again.
+    pub(crate) fn make_room(&self) {
+        lock(&self.machine).full = false;
+    }
+
     /// The disks as they are found after everything stopped at this moment.
     pub(crate) fn crash(&self, survives: Survives, fault: Fault) -> SimDisks {
         let after = SimDisks::new(self.disks.len(), fault);
@@ -272,10 +277,15 @@ impl LogDirectory for SimDirectory {
         Ok(lock(&self.disk).now.keys().cloned().collect())
     }
 
-    fn read(&self, name: &str, _limit: u64) -> io::Result<Vec<u8>> {
+    fn read(&self, name: &str, limit: u64) -> io::Result<Vec<u8>> {
+        self.read_at(name, 0, usize::try_from(limit).unwrap_or(usize::MAX))
+    }
+
+    fn read_at(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         let disk = lock(&self.disk);
-        let file = disk.now.get(name).and_then(|file| disk.files.get(file));
-        file.map(|file| file.now.clone()).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let file = disk.now.get(name).and_then(|file| disk.files.get(file)).ok_or(io::ErrorKind::NotFound)?;
+        let rest = file.now.get(usize::try_from(offset).unwrap()..).unwrap_or_default();
+        Ok(rest[..length.min(rest.len())].to_vec())
     }
 
     fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn LogFile>> {

@@ -6,6 +6,7 @@
 //! with the checksum made right. `proto/tests/fuzz_seeds.rs` makes the seeds and demands that they are accepted.
 
 use prost::Message;
+use railfs_proto::checkpoint::{self, BLOCK_HEAD, CHECKPOINT_HEADER, CheckpointHeader, CheckpointId};
 use railfs_proto::component::{BLOCK, BlockId, FileName, Geometry, Header, KeptKey, SUMS_PER_BLOCK, TableBlock};
 use railfs_proto::descriptor::Id;
 use railfs_proto::frame::{self, FrameKind, TRAILER};
@@ -26,7 +27,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target by name; a file of this name lies in `fuzz_targets/`, a folder in `seeds/`.
-pub const TARGETS: [(&str, Target); 17] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("frame", frame),
     ("rail_request", rail_request),
     ("rail_reply", rail_reply),
@@ -39,6 +40,7 @@ pub const TARGETS: [(&str, Target); 17] = [
     ("component_table", component_table),
     ("log_segment", log_segment),
     ("log_marker", log_marker),
+    ("log_checkpoint", log_checkpoint),
     ("url", url),
     ("name", name),
     ("units", parse_units),
@@ -302,6 +304,34 @@ pub fn log_segment(data: &[u8]) -> bool {
     let scan = logfile::scan(data, logfile::record_seed(header.store, header.epoch), header.first);
     assert!(scan.end <= data.len());
     !scan.records.is_empty() && scan.rest == Rest::Clean
+}
+
+/// A checkpoint of the log. The first block and the header are tried with their checksums made right, too.
+pub fn log_checkpoint(data: &[u8]) -> bool {
+    let accepted = one_checkpoint(data);
+    if let Some(body) = data.get(CHECKPOINT_HEADER + BLOCK_HEAD..)
+        && let Ok(block) = v1::CheckpointBlock::decode(body)
+    {
+        let id = CheckpointId { store: Id([5; 16]), epoch: 1, sequence: 9 };
+        let mut bytes = Vec::new();
+        if checkpoint::append_block(&mut bytes, &id, 0, &block).is_ok() {
+            let length = (CHECKPOINT_HEADER + bytes.len()) as u64;
+            let header = CheckpointHeader { id, last_check: 1, blocks: 1, length };
+            assert_eq!(checkpoint::block_size(&block), bytes.len());
+            let whole = [header.encode(), bytes].concat();
+            if let Ok((read, entries)) = checkpoint::decode_checkpoint(&whole) {
+                assert_eq!((read, &entries), (header, &block.entries));
+            }
+        }
+    }
+    accepted
+}
+
+fn one_checkpoint(data: &[u8]) -> bool {
+    let Ok((header, _)) = checkpoint::decode_checkpoint(data) else { return false };
+    assert_eq!(CheckpointHeader::decode(&header.encode()), Ok(header));
+    assert_eq!(header.length, data.len() as u64);
+    true
 }
 
 /// The identity marker of a stripe directory.

@@ -27,8 +27,8 @@ pub(super) const REQUESTS: TableDefinition<'_, &[u8; 16], Done> = TableDefinitio
 pub(super) const REQUEST_ORDER: TableDefinition<'_, u64, &[u8; 16]> = TableDefinition::new("request_order");
 pub(super) const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
-const PUT: u8 = 1;
-const DELETE: u8 = 2;
+pub(super) const PUT: u8 = 1;
+pub(super) const DELETE: u8 = 2;
 
 /// What the index knows of the log as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,13 +61,13 @@ pub(crate) enum Verdict<T> {
 
 /// The tables, open for writing.
 pub(crate) struct Tables<'t> {
-    objects: BytesTable<'t, &'static [u8], &'static [u8]>,
-    tombstones: Table<'t, &'static [u8], u64>,
-    namespaces: Table<'t, &'static str, (i64, u32)>,
-    versions: Table<'t, u64, &'static [u8]>,
-    superseded: Table<'t, u64, Past>,
-    requests: Table<'t, &'static [u8; 16], Done>,
-    request_order: Table<'t, u64, &'static [u8; 16]>,
+    pub(super) objects: BytesTable<'t, &'static [u8], &'static [u8]>,
+    pub(super) tombstones: Table<'t, &'static [u8], u64>,
+    pub(super) namespaces: Table<'t, &'static str, (i64, u32)>,
+    pub(super) versions: Table<'t, u64, &'static [u8]>,
+    pub(super) superseded: Table<'t, u64, Past>,
+    pub(super) requests: Table<'t, &'static [u8; 16], Done>,
+    pub(super) request_order: Table<'t, u64, &'static [u8; 16]>,
     numbers: Table<'t, &'static str, u64>,
 }
 
@@ -95,16 +95,7 @@ impl<'t> Tables<'t> {
     }
 
     pub(crate) fn kept(&self) -> Result<Kept, IndexError> {
-        let number = |name| Ok::<_, IndexError>(self.number(name)?.unwrap_or(0));
-        Ok(Kept {
-            sequence: number("sequence")?,
-            check: number("check")?,
-            incarnation: number("incarnation")?,
-            reserved: number("reserved")?.max(LAST_UNUSED_VERSION),
-            stopped: number("stopped")? != 0,
-            verbs: number("verbs")? != 0,
-            lease_milliseconds: u32::try_from(number("lease")?).unwrap_or(u32::MAX),
-        })
+        kept_of(|name| Ok(self.number(name)?.unwrap_or(0)))
     }
 
     /// All records up to this one have been applied.
@@ -332,6 +323,19 @@ impl<'t> Tables<'t> {
         let (start, end) = directory_range(key);
         Ok(self.objects.range(start.as_slice()..end.as_slice())?.next().transpose()?.is_some())
     }
+}
+
+/// From the numbers of the index, of which each that is not there is 0.
+pub(super) fn kept_of(number: impl Fn(&'static str) -> Result<u64, IndexError>) -> Result<Kept, IndexError> {
+    Ok(Kept {
+        sequence: number("sequence")?,
+        check: number("check")?,
+        incarnation: number("incarnation")?,
+        reserved: number("reserved")?.max(LAST_UNUSED_VERSION),
+        stopped: number("stopped")? != 0,
+        verbs: number("verbs")? != 0,
+        lease_milliseconds: u32::try_from(number("lease")?).unwrap_or(u32::MAX),
+    })
 }
 
 /// A name from the index, where only names were put.
