@@ -13,7 +13,7 @@
 //! block's number.
 
 use crate::descriptor::Id;
-use crate::logfile::{LogFormatError, MAX_RECORD};
+use crate::logfile::{LogFormatError, MAX_RECORD, checked_head};
 use crate::v1::{CheckpointBlock, CheckpointEntry};
 use prost::Message;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -91,18 +91,7 @@ impl CheckpointHeader {
     /// # Errors
     /// It is no header, of a newer format, or damaged.
     pub fn decode(bytes: &[u8]) -> Result<CheckpointHeader, LogFormatError> {
-        let short = LogFormatError::Length { what: WHAT_HEADER, got: bytes.len(), want: CHECKPOINT_HEADER };
-        let head = bytes.get(..CHECKPOINT_HEADER).ok_or(short)?;
-        if head[..8] != MAGIC {
-            return Err(LogFormatError::Magic(WHAT_HEADER));
-        }
-        let format = u32_at(head, 8);
-        if format != CHECKPOINT_FORMAT {
-            return Err(LogFormatError::Format { what: WHAT_HEADER, format });
-        }
-        if u64_at(head, CHECKPOINT_HEADER - 8) != xxh3_64(&head[..CHECKPOINT_HEADER - 8]) {
-            return Err(LogFormatError::Checksum(WHAT_HEADER));
-        }
+        let head = checked_head(bytes, CHECKPOINT_HEADER, &MAGIC, CHECKPOINT_FORMAT, WHAT_HEADER)?;
         let store = Id::from_bytes(&head[16..32]).unwrap_or(Id([0; 16]));
         let id = CheckpointId { store, epoch: u64_at(head, 32), sequence: u64_at(head, 40) };
         let (last_check, blocks, length) = (u64_at(head, 48), u64_at(head, 56), u64_at(head, 64));

@@ -121,22 +121,33 @@ impl SegmentHeader {
 
     /// Reads the header at the start of `bytes`.
     pub fn decode(bytes: &[u8]) -> Result<SegmentHeader, LogFormatError> {
-        const WHAT: &str = "segment header";
-        let length = LogFormatError::Length { what: WHAT, got: bytes.len(), want: SEGMENT_HEADER };
-        let head = bytes.get(..SEGMENT_HEADER).ok_or(length)?;
-        if head[..8] != SEGMENT_MAGIC {
-            return Err(LogFormatError::Magic(WHAT));
-        }
-        let format = u32_at(head, 8);
-        if format != FORMAT {
-            return Err(LogFormatError::Format { what: WHAT, format });
-        }
-        if u64_at(head, SEGMENT_HEADER - 8) != xxh3_64(&head[..SEGMENT_HEADER - 8]) {
-            return Err(LogFormatError::Checksum(WHAT));
-        }
+        let head = checked_head(bytes, SEGMENT_HEADER, &SEGMENT_MAGIC, FORMAT, "segment header")?;
         let store = Id::from_bytes(&head[16..32]).unwrap_or(Id([0; 16]));
         Ok(SegmentHeader { store, epoch: u64_at(head, 32), first: u64_at(head, 40) })
     }
+}
+
+/// The `size` bytes of a header that begins with `magic` and `format` and ends with its checksum.
+pub(crate) fn checked_head<'a>(
+    bytes: &'a [u8],
+    size: usize,
+    magic: &[u8],
+    format: u32,
+    what: &'static str,
+) -> Result<&'a [u8], LogFormatError> {
+    let short = LogFormatError::Length { what, got: bytes.len(), want: size };
+    let head = bytes.get(..size).ok_or(short)?;
+    if !head.starts_with(magic) {
+        return Err(LogFormatError::Magic(what));
+    }
+    let found = u32_at(head, 8);
+    if found != format {
+        return Err(LogFormatError::Format { what, format: found });
+    }
+    if u64_at(head, size - 8) != xxh3_64(&head[..size - 8]) {
+        return Err(LogFormatError::Checksum(what));
+    }
+    Ok(head)
 }
 
 /// Appends one record. `batch` is its place in the batch that is synced as one (0 for the first).

@@ -97,6 +97,15 @@ fn blocks(
     Ok(forgotten)
 }
 
+/// What there is of a checkpoint that could not be finished takes room that others need.
+fn discard(log: &dyn LogDirectory) {
+    if let Err(error) = log.remove(UNFINISHED)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path_of(log, UNFINISHED), %error, "an unfinished checkpoint cannot be removed: the next one replaces it");
+    }
+}
+
 /// Writes a checkpoint of this state into every log, under the name that `name` makes of its own. `before`: see
 /// [`Snapshot::entries`]. Where it fails, no log has one more than before, or some have and the others do not, which the
 /// next start makes equal.
@@ -112,10 +121,7 @@ pub(super) fn write(
     let (header, forgotten) = match written {
         Ok(written) => written,
         Err(error) => {
-            // What there is of it takes room that others need.
-            for log in logs {
-                let _ = log.remove(UNFINISHED);
-            }
+            logs.iter().for_each(|log| discard(&**log));
             return Err(error);
         }
     };
@@ -213,7 +219,7 @@ pub(super) fn copy(
     let header = read(from, from_name, &mut |_| Ok(()))?;
     let copied = copy_unfinished(from, from_name, to, &header);
     if let Err(error) = copied {
-        let _ = to.remove(UNFINISHED);
+        discard(to);
         return Err(error);
     }
     to.rename(UNFINISHED, name).map_err(failed("put in place", path_of(to, name)))?;
