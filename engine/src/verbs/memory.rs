@@ -293,13 +293,6 @@ impl Window {
         }
     }
 
-    /// Takes it away from the device, which is a fence as [`Window::free`] is, and makes another in its place.
-    pub fn replace(self) -> Result<Window, VerbsError> {
-        let pd = self.pd.clone();
-        self.free()?;
-        Window::new(&pd)
-    }
-
     /// Takes it away from the device. Success is a fence: nobody writes through it any more.
     pub fn free(mut self) -> Result<(), VerbsError> {
         self.deallocate()

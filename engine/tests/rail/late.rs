@@ -98,7 +98,7 @@ pub fn i4_a_late_write_of_a_server_does_damage_only_without_the_fences() {
     assert!(2 * hurt >= rounds(), "without a fence the late bytes must be seen: they were in {hurt} rounds");
     for (what, server, opening) in [
         ("fence: the reply takes the window's key away", "soon", Opening::Windows),
-        ("fence: the window is freed", "later", Opening::Windows),
+        ("fence: the queue pair of the window is destroyed", "later", Opening::Windows),
         ("fence: the reply on the queue pair of the request", "soon", Opening::OpenArena),
         ("fence: the queue pair is destroyed", "later", Opening::OpenArena),
     ] {

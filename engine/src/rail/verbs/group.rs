@@ -546,7 +546,7 @@ impl Group {
                 }
                 match retired {
                     Some(why) => Err(why),
-                    None => state.overdue(&shared, &mut told).and_then(|()| state.flush(&shared, &mut told)),
+                    None => state.overdue(&shared).and_then(|()| state.flush(&shared, &mut told)),
                 }
             };
             self.tell(index, told);

@@ -174,7 +174,7 @@ pub(super) struct State {
     /// Windows that may still be made, in this domain.
     unmade: Option<(Pd, usize)>,
     pub(super) use_windows: bool,
-    ways: Ways,
+    pub(super) ways: Ways,
     /// By request.
     bound: HashMap<u64, Window>,
     held: HashMap<u64, Held>,
@@ -599,29 +599,20 @@ impl State {
     }
 
     /// Landings whose fence is overdue: their windows are taken away. An error ends the connection, which is a fence, too.
-    pub(super) fn overdue(&mut self, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
+    pub(super) fn overdue(&mut self, shared: &Shared<'_>) -> Result<(), String> {
         let due = |held: &Held| held.until <= shared.now;
         while let Some(id) = self.held.iter().find(|(_, held)| due(held)).map(|(id, _)| *id) {
-            let Some(held) = self.held.remove(&id) else { break };
-            let Some(window) = held.window else {
-                // Without a window there is no other way: the queue pair must go.
-                self.held.insert(id, Held { until: Time::NEVER, ..held });
-                return Err(format!("the server does not say whether it still writes for request {id}"));
-            };
-            if !self.ways.soft {
-                self.invalidate(window, held.extent, Then::Release(id), shared)?;
-                continue;
-            }
-            // Soft-RoCE crashes when the server's late answer invalidates what we invalidated before: the window goes for good.
-            match window.replace() {
-                Ok(window) => {
-                    self.windows.push(window);
-                    let extent = fence(held.extent, told);
-                    told.events.extend(extent.map(|extent| Event::Released { id, extent }));
+            match self.held.remove(&id) {
+                None => break,
+                // Soft-RoCE looks at a key with the first packet of a WRITE only: what is on its way goes on landing after the window
+                // was taken away. (It also crashes when the server's late answer takes away what was taken away before.)
+                Some(Held { extent, window: Some(window), .. }) if !self.ways.soft => {
+                    self.invalidate(window, extent, Then::Release(id), shared)?;
                 }
-                Err(error) => {
-                    self.held.insert(id, Held { extent: held.extent, window: None, until: Time::NEVER });
-                    return Err(error.to_string());
+                Some(held) => {
+                    // There is no other way: the queue pair must go.
+                    self.held.insert(id, Held { until: Time::NEVER, ..held });
+                    return Err(format!("the server does not say whether it still writes for request {id}"));
                 }
             }
         }
