@@ -67,11 +67,13 @@ async fn say_hello(
         tonic::Code::Unimplemented => {
             unreachable(format!("something answers there, but it is not railfsd ({})", causes(&status)))
         }
-        _ => unreachable(format!(
+        // The connection failed: this is not what a server has said.
+        _ if std::error::Error::source(&status).is_some() => unreachable(format!(
             "it took the connection and gave no answer to hello: a railfsd that is ending, or not the control port of one \
              (which is 7420 unless configured, not that of a rail) ({})",
             causes(&status)
         )),
+        _ => unreachable(causes(&status)),
     });
     let reply = reply?.into_inner();
     Hello::check(request, &reply).map_err(|error| match (&error, Id::from_bytes(&reply.store)) {

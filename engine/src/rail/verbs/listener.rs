@@ -152,12 +152,16 @@ impl VerbsListener {
     /// The device does not register them; the message says how many bytes.
     pub fn expose(&self, words: Arc<[AtomicU64]>, incarnation: u64, lease: Duration) -> Result<(), String> {
         let shared = &self.shared;
+        if shared.slots.get().is_some() {
+            return Ok(());
+        }
         let count = words.len() as u64;
         let share = shared.config.ledger.take(size_of_val(&*words) as u64, "the version slots")?;
         let mr = Mr::register(&shared.device.pd, words, Access::Slots).map_err(|error| error.to_string())?;
         let first = mr.slice(0, 8).ok_or("there are no slots")?;
         let announced = SlotArray { address: first.address(), key: mr.remote_key(), count, incarnation, lease };
-        let _ = shared.slots.set(Exposed { announced, share, _mr: mr });
+        // Where another call was first its registration stays, and this one is given back here.
+        drop(shared.slots.set(Exposed { announced, share, _mr: mr }));
         Ok(())
     }
 
