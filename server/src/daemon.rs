@@ -294,7 +294,7 @@ impl Daemon {
             };
             control_tasks.push(task.map_err(failed)?);
         }
-        runtime.spawn(every_second(Arc::clone(&server), reporter));
+        runtime.spawn(every_second(Arc::clone(&server), bound.rails.clone(), reporter));
         let (node, files, pins) = (Arc::clone(&server.node), Arc::clone(&server.files), Arc::clone(&server.pins));
         runtime.spawn(reclaim::run(node, files, pins, config.retention, superseded));
         for gate in &bound.gates {
@@ -475,7 +475,11 @@ async fn tell_health(reporter: &tonic_health::server::HealthReporter, node: &Nod
 }
 
 /// Sessions and puts that are over; now and then what was lost too long ago.
-async fn every_second(server: Arc<Server>, reporter: tonic_health::server::HealthReporter) {
+async fn every_second(
+    server: Arc<Server>,
+    rails: Vec<Option<Listener>>,
+    reporter: tonic_health::server::HealthReporter,
+) {
     let mut looking: Option<tokio::task::JoinHandle<()>> = None;
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -491,6 +495,11 @@ async fn every_second(server: Arc<Server>, reporter: tonic_health::server::Healt
             // A disk that hangs holds up this look alone.
             let node = Arc::clone(&server.node);
             looking = Some(tokio::task::spawn_blocking(move || node.look_at_directories()));
+        }
+        for rail in rails.iter().flatten().filter(|rail| rail.is_verbs()) {
+            // Devices that are opened or closed take their time; a rail lets one at a time look after it.
+            let (rail, clock) = (rail.clone(), server.node.clock);
+            tokio::task::spawn_blocking(move || rail.tend(clock.now()));
         }
         tell_health(&reporter, &server.node).await;
         if second % TIDY == TIDY - 1 {
