@@ -147,7 +147,7 @@ impl Reader<'_> {
     /// Whether a call that goes by the kernel's pages may have ended here, before a page for which there was an error.
     fn may_end_early(&self, object: &Object, began: Instant, end: u64) -> bool {
         let fault = |sky: &Sky| sky.outage || sky.rail || sky.daemon || sky.damage.as_deref() == Some(&*object.name);
-        self.place.cached && end % 4096 == 0 && self.weather.explains(began, fault)
+        self.place.cached && end.is_multiple_of(4096) && self.weather.explains(began, fault)
     }
 
     /// Whether what came is of a state that may be: of this descriptor's, if it has shown one.
