@@ -90,7 +90,12 @@ impl Reader<'_> {
         self.add("opens", 1);
         let file = match opened {
             Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && object.changes => {
+            // Where the mount is not there what is seen is the directory below it, which says nothing.
+            Err(error)
+                if error.kind() == std::io::ErrorKind::NotFound
+                    && object.changes
+                    && !self.weather.explains(began, |sky| sky.daemon) =>
+            {
                 let absent: Vec<State> =
                     object.candidates(floor).into_iter().filter(|state| state.size.is_none()).collect();
                 if let [.., oldest] = absent[..] {
