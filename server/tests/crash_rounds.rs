@@ -57,4 +57,5 @@ fn i8_a_crash_at_any_point_of_an_overwrite_leaves_old_or_new() {
         until("only the current version is left", || server.components().len() == wanted);
         server.assert_quiet();
     }
+    common::tally("i8", "crashes", 12, "i8_a_crash_at_any_point_of_an_overwrite_leaves_old_or_new");
 }

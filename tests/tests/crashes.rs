@@ -228,6 +228,7 @@ fn i8_old_or_new_after_kill_9_at_random_instants() {
         round.run(number);
     }
     let [deleted, new, old] = round.met;
+    railfs_tests::tally("i8", "kills", rounds, "i8_old_or_new_after_kill_9_at_random_instants");
     eprintln!("{rounds} rounds: {new} new, {deleted} deleted, {old} old; a put takes {typical:?}");
     round.all_are_whole("at the end");
     let mount = round.mount.take().unwrap();

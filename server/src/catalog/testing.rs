@@ -129,3 +129,11 @@ pub(crate) fn state_dir() -> tempfile::TempDir {
 pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
+
+/// What a test of invariants has tried, for the table that `make test` ends with.
+pub(super) fn tally(invariants: &str, kind: &str, count: u64, test: &str) {
+    if let Some(log) = std::env::var_os("RAILFS_TALLY_LOG") {
+        let mut file = std::fs::File::options().append(true).create(true).open(log).unwrap();
+        std::io::Write::write_all(&mut file, format!("{invariants} {kind} {count} {test}\n").as_bytes()).unwrap();
+    }
+}
