@@ -91,7 +91,7 @@ fn i8_a_crash_at_every_write_and_sync_leaves_old_or_new() {
         drop(catalog);
         let operations = clean.operations();
         let name = "i8_a_crash_at_every_write_and_sync_leaves_old_or_new";
-        super::testing::tally("i8", "crashes", (operations - before).try_into().unwrap(), name);
+        super::testing::tally("i8", "crashes", operations - before, name);
         for at in before + 1..=operations {
             let freeze = Fault::FreezeAt(at);
             let fault = if at % 2 == 0 { freeze } else { Fault::FailAt(at) };
