@@ -56,13 +56,13 @@ pub fn get(url: &Url, file: &Path, settings: &Settings, report: &Report) -> Resu
     result.and(said)
 }
 
-fn get_url(url: &Url, file: &Path, settings: &Settings, report: &Report) -> Result<(), Failure> {
+fn get_url(url: &Target, file: &Path, settings: &Settings, report: &Report) -> Result<(), Failure> {
     if file.as_os_str() == "-" && (url.object().is_none() || url.directory || settings.recursive) {
         return Err(Failure::usage(format!(
             "{url}: a directory cannot go to standard output, name a directory for it"
         )));
     }
-    let client = super::connect(url)?;
+    let client = url.connect()?;
     let result = match url.object().filter(|_| !url.directory) {
         Some(name) => get_named(&client, url, &name, file, settings, report),
         None => tree::get(&client, url, file, settings, report),
