@@ -15,6 +15,7 @@ use place::{Kept, Temporary};
 use railfs_engine::client::{Client, Found, Object};
 use railfs_engine::error::Error;
 use railfs_proto::name::ObjectName;
+use super::target::Target;
 use railfs_proto::url::Url;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -50,7 +51,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// See the module.
-pub fn get(url: &Url, file: &Path, settings: &Settings, report: &Report) -> Result<(), Failure> {
+pub(super) fn get(url: &Target, file: &Path, settings: &Settings, report: &Report) -> Result<(), Failure> {
     let result = get_url(url, file, settings, report);
     let said = report.end();
     result.and(said)

@@ -16,6 +16,7 @@ use railfs_proto::descriptor::{Attributes, Owner};
 use railfs_proto::limits::{MAX_PAGE, MAX_STRIPE, MIN_PAGE};
 use railfs_proto::name::{Key, ObjectName};
 use railfs_proto::units::format_size;
+use super::target::Target;
 use railfs_proto::url::Url;
 use serde_json::json;
 use source::FileSource;
