@@ -1,7 +1,7 @@
 # Everything one does with this repository; `make` alone lists it. The work is in tests/bin/.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-rdma test-systemd test-mutants bench bench-forms bench-rdma demo fuzz clean
+.PHONY: help setup build install uninstall check fmt-check clippy doc-check docs-check tools-check deny fmt test test-lab test-rdma test-systemd test-faults soak test-mutants bench bench-forms bench-rdma demo fuzz clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -54,6 +54,12 @@ test-systemd: ## Run only the units, fstab and automount under a real systemd, i
 
 test-rdma: ## Run only the tests of verbs rails, over Soft-RoCE devices in guests
 	@tests/bin/lab.sh --only rdma rdma-pair
+
+test-faults: ## Run the tests of invariants and faults alone: per invariant what was tried, and how often it was violated
+	@tests/bin/test.sh faults
+
+soak: ## Everything at once under live mounts, with random faults and a byte checker: make soak MINUTES=60
+	@tests/bin/soak.sh "$${MINUTES:-10}"
 
 test-mutants: ## Break each invariant on purpose (docs/invariants.md) and demand that its test turns red
 	@python3 tests/bin/mutants.py

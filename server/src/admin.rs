@@ -37,15 +37,17 @@ impl Admin {
         degraded.extend(node.publisher.catalog().degraded());
         degraded.extend(lock(&node.reload_trouble).iter().cloned());
         let counts = node.publisher.catalog().counts().await.unwrap_or_default();
-        let there = self.listeners.iter().flatten();
-        let listeners = self.announced.listeners(None).into_iter().zip(there).map(|(listener, rail)| {
-            let counts = rail.counts();
-            v1::ListenerStatus {
+        degraded.extend(self.listeners.iter().flatten().filter_map(Listener::trouble));
+        let listeners = self.announced.listeners(None).into_iter().filter_map(|listener| {
+            // Ids are places: some are not there, and some are not announced.
+            let place = usize::try_from(listener.id).ok()?;
+            let counts = self.listeners.get(place)?.as_ref()?.counts();
+            Some(v1::ListenerStatus {
                 listener: Some(listener),
                 connections: u32::try_from(counts.connections).unwrap_or(u32::MAX),
                 bytes_sent: counts.sent,
                 bytes_received: counts.received,
-            }
+            })
         });
         let rails: Vec<_> = self.listeners.iter().flatten().map(Listener::counts).collect();
         let memory = server.puts.memory();
@@ -53,6 +55,8 @@ impl Admin {
         counters.push(("superseded_versions", counts.superseded));
         counters.push(("namespaces", counts.namespaces));
         counters.push(("rdma_registered_bytes", rails.iter().map(|rail| rail.registered).sum()));
+        let reopened = self.listeners.iter().flatten().map(Listener::reopened).sum();
+        counters.push(("rdma_listeners_reopened", reopened));
         counters.extend(railfs_engine::rail::rdma_counters());
         counters.push(("rdma_read_bytes", rails.iter().map(|rail| rail.read).sum()));
         let slabs = self.memory.iter().map(|memory| memory.slab.counters());

@@ -307,7 +307,7 @@ impl Daemon {
             };
             control_tasks.push(task.map_err(failed)?);
         }
-        runtime.spawn(every_second(Arc::clone(&server), reporter));
+        runtime.spawn(every_second(Arc::clone(&server), bound.rails.clone(), reporter));
         let reload = Reload::new(config.clone(), guard, Arc::clone(&server.node), stamps);
         if config.file.is_some() || config.tls.is_some() {
             runtime.spawn(reload::run(Arc::clone(&reload)));
@@ -503,7 +503,11 @@ async fn tell_health(reporter: &tonic_health::server::HealthReporter, node: &Nod
 }
 
 /// Sessions and puts that are over; now and then what was lost too long ago.
-async fn every_second(server: Arc<Server>, reporter: tonic_health::server::HealthReporter) {
+async fn every_second(
+    server: Arc<Server>,
+    rails: Vec<Option<Listener>>,
+    reporter: tonic_health::server::HealthReporter,
+) {
     let mut looking: Option<tokio::task::JoinHandle<()>> = None;
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -519,6 +523,11 @@ async fn every_second(server: Arc<Server>, reporter: tonic_health::server::Healt
             // A disk that hangs holds up this look alone.
             let node = Arc::clone(&server.node);
             looking = Some(tokio::task::spawn_blocking(move || node.look_at_directories()));
+        }
+        for rail in rails.iter().flatten().filter(|rail| rail.is_verbs()) {
+            // Devices that are opened or closed take their time; a rail lets one at a time look after it.
+            let (rail, clock) = (rail.clone(), server.node.clock);
+            tokio::task::spawn_blocking(move || rail.tend(clock.now()));
         }
         tell_health(&reporter, &server.node).await;
         if second % TIDY == TIDY - 1 {

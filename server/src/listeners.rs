@@ -1,12 +1,15 @@
 //! The server's ends of rails, of whichever kind.
 //!
 //! Guarantees: one for each `[[rail]]`, by its place there; an RDMA device that cannot be had leaves its place empty, said
-//! once, or stops the start where `require_rdma` says so; what rails register stays within `memory.max_registered`.
+//! once, or stops the start where `require_rdma` says so; one whose device fails later is opened again ([`reopen`]); what rails
+//! register stays within `memory.max_registered`.
+
+pub mod reopen;
 
 use crate::catalog::{DEFAULT_SLOTS, Slots};
 use crate::config::{Config, RailConfig};
 use crate::serve::Gate;
-use railfs_engine::clock::Clock;
+use railfs_engine::clock::{Clock, Time};
 use railfs_engine::memory::Arena;
 use railfs_engine::memory::ledger::Ledger;
 use railfs_engine::memory::plan::Registration;
@@ -15,8 +18,12 @@ use railfs_engine::rail::tcp::{ListenerConfig, TcpListener};
 #[cfg(feature = "rdma")]
 use railfs_engine::rail::verbs::{VerbsJoin, VerbsListener, VerbsListenerConfig};
 use railfs_proto::v1::{Outcome, VerbsEnd};
+#[cfg(feature = "rdma")]
+use reopen::Kept;
 use std::net::SocketAddr;
 use std::sync::Arc;
+#[cfg(feature = "rdma")]
+use std::sync::atomic::AtomicU64;
 
 /// One listener.
 #[derive(Clone, Debug)]
@@ -25,7 +32,15 @@ pub enum Listener {
     Tcp(Arc<TcpListener>),
     /// Over queue pairs.
     #[cfg(feature = "rdma")]
-    Verbs(Arc<VerbsListener>),
+    Verbs(Arc<Verbs>),
+}
+
+/// A listener of queue pairs, which is opened again when its device fails, and its address.
+#[cfg(feature = "rdma")]
+#[derive(Debug)]
+pub struct Verbs {
+    kept: Kept<VerbsListener>,
+    address: std::net::IpAddr,
 }
 
 /// Connections now, bytes sent, bytes received, and for RDMA: bytes registered, and of a slab of its own.
@@ -159,7 +174,7 @@ impl Listener {
         match self {
             Listener::Tcp(tcp) => tcp.addresses().first().copied(),
             #[cfg(feature = "rdma")]
-            Listener::Verbs(verbs) => Some(SocketAddr::new(verbs.address(), 0)),
+            Listener::Verbs(verbs) => Some(SocketAddr::new(verbs.address, 0)),
         }
     }
 
@@ -168,7 +183,7 @@ impl Listener {
         match self {
             Listener::Tcp(_) => 0,
             #[cfg(feature = "rdma")]
-            Listener::Verbs(verbs) => verbs.speed_mbps(),
+            Listener::Verbs(verbs) => verbs.kept.now().map_or(0, |rail| rail.speed_mbps()),
         }
     }
 
@@ -185,17 +200,35 @@ impl Listener {
                 }
             }
             #[cfg(feature = "rdma")]
-            Listener::Verbs(verbs) => {
-                let counters = verbs.counters();
-                Counts {
-                    connections: counters.connections,
-                    sent: counters.bulk_sent,
-                    received: counters.bulk_received,
-                    read: counters.read,
-                    registered: counters.registered,
-                    own: counters.own,
-                }
-            }
+            Listener::Verbs(verbs) => verbs.kept.counts(),
+        }
+    }
+
+    /// Why it is not there now, though it was: one line.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            Listener::Tcp(_) => None,
+            #[cfg(feature = "rdma")]
+            Listener::Verbs(verbs) => verbs.kept.trouble(),
+        }
+    }
+
+    /// How often its device was opened again.
+    pub fn reopened(&self) -> u64 {
+        match self {
+            Listener::Tcp(_) => 0,
+            #[cfg(feature = "rdma")]
+            Listener::Verbs(verbs) => verbs.kept.reopened(),
+        }
+    }
+
+    /// Looks after it: see [`reopen::Kept::tend`].
+    #[cfg_attr(not(feature = "rdma"), allow(unused_variables))]
+    pub fn tend(&self, now: Time) {
+        match self {
+            Listener::Tcp(_) => {}
+            #[cfg(feature = "rdma")]
+            Listener::Verbs(verbs) => verbs.kept.tend(now),
         }
     }
 
@@ -204,7 +237,13 @@ impl Listener {
     pub fn join(&self, join: VerbsJoinRequest, peer: SocketAddr) -> Option<Result<VerbsEnd, Outcome>> {
         match self {
             Listener::Tcp(_) => None,
-            Listener::Verbs(verbs) => Some(verbs.join(&VerbsJoin { join: join.join, end: join.end }, peer)),
+            Listener::Verbs(verbs) => Some(match verbs.kept.now() {
+                Some(rail) => rail.join(&VerbsJoin { join: join.join, end: join.end }, peer),
+                None => Err(Outcome {
+                    code: railfs_proto::v1::Code::Unavailable.into(),
+                    message: verbs.kept.trouble().unwrap_or_else(|| "the listener is stopping".to_owned()),
+                }),
+            }),
         }
     }
 
@@ -228,9 +267,7 @@ impl Listener {
         match self {
             Listener::Tcp(_) => Ok(()),
             #[cfg(feature = "rdma")]
-            Listener::Verbs(verbs) => {
-                verbs.expose(slots.words().clone(), slots.incarnation(), railfs_proto::limits::LEASE)
-            }
+            Listener::Verbs(verbs) => verbs.kept.expose(slots.words(), slots.incarnation()),
         }
     }
 
@@ -242,7 +279,7 @@ impl Listener {
                 true
             }
             #[cfg(feature = "rdma")]
-            Listener::Verbs(verbs) => verbs.stop(),
+            Listener::Verbs(verbs) => verbs.kept.stop(),
         }
     }
 }
@@ -259,16 +296,46 @@ pub struct VerbsJoinRequest {
 #[cfg(feature = "rdma")]
 fn verbs(id: u32, rail: &RailConfig, memory: &Memory, clock: Clock, gate: Arc<Gate>) -> Result<Listener, String> {
     let completion = memory.cq_timeout;
+    let address = rail.listen.ip();
     let config = VerbsListenerConfig {
         name: format!("rail{id}"),
         device: rail.device.clone(),
-        address: rail.listen.ip(),
+        address,
         slab: Arc::clone(&memory.slab),
         landing: Some(memory.landing.clone()),
         ledger: memory.ledger.clone(),
         limits: railfs_engine::rail::tcp::Limits { completion, ..Default::default() },
     };
-    VerbsListener::start(config, clock, gate).map(|verbs| Listener::Verbs(Arc::new(verbs)))
+    let open = move || VerbsListener::start(config.clone(), clock, Arc::clone(&gate) as _);
+    let kept = Kept::open(format!("rail {id} ({address})"), u64::from(id), open)?;
+    Ok(Listener::Verbs(Arc::new(Verbs { kept, address })))
+}
+
+#[cfg(feature = "rdma")]
+impl reopen::Rail for VerbsListener {
+    fn failed(&self) -> Option<String> {
+        VerbsListener::failed(self)
+    }
+
+    fn expose(&self, words: &Arc<[AtomicU64]>, incarnation: u64) -> Result<(), String> {
+        VerbsListener::expose(self, Arc::clone(words), incarnation, railfs_proto::limits::LEASE)
+    }
+
+    fn counts(&self) -> Counts {
+        let counters = self.counters();
+        Counts {
+            connections: counters.connections,
+            sent: counters.bulk_sent,
+            received: counters.bulk_received,
+            read: counters.read,
+            registered: counters.registered,
+            own: counters.own,
+        }
+    }
+
+    fn stop(&self) -> bool {
+        VerbsListener::stop(self)
+    }
 }
 
 #[cfg(not(feature = "rdma"))]

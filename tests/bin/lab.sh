@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the suites of the lab (tests/lab/cases) and leaves what became of them where suites.py counts it.
 #
-#   lab.sh OUT [SUITE...]       OUT/lab-SUITE.results and .status; suites: run pair systemd rdma rdma-pair (the first four when none is named)
+#   lab.sh OUT [SUITE...]       OUT/lab-SUITE.results and .status; suites: run pair systemd rdma rdma-pair faults (the first four when none is named)
 #   lab.sh --only [SUITE...]    builds, runs these alone, and counts
 #
 # A machine that cannot start guests is said to, by a line for each suite in RAILFS_SKIP_LOG; suites.py decides whether that
@@ -72,6 +72,7 @@ for suite in "${suites[@]}"; do
   options=()
   kind=$suite
   case $suite in
+    faults) kind=run ;;
     rdma)
       kind=run
       # The longest of them: what every rail promises, and whole objects over emulated devices.
@@ -86,5 +87,7 @@ for suite in "${suites[@]}"; do
   tests/lab/lab "$kind" "${options[@]}" --out "$out/lab-$suite" "tests/lab/cases/$suite.sh" || status=$?
   cat "$out/lab-$suite"/*/results >"$out/lab-$suite.results" 2>/dev/null || true
   echo "$status" >"$out/lab-$suite.status"
+  # What tests of invariants have tried there.
+  [[ -z ${RAILFS_TALLY_LOG:-} ]] || cat "$out/lab-$suite"/*/tally >>"$RAILFS_TALLY_LOG" 2>/dev/null || true
   echo "lab: $suite took $((SECONDS - began)) s, status $status"
 done

@@ -16,6 +16,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import by_invariant
+
 SKIP_LINE = re.compile(r"^SKIPPED\s+(?P<name>.+?):\s+(?P<reason>.+)$")
 DOC_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
 
@@ -190,7 +192,10 @@ def main():
         problems += found
         notes += more
 
-    sys.stdout.write(report(suites, skips, problems, notes))
+    tally = out / "tally.log"
+    lines, found = by_invariant.table(suites, tally.read_text(errors="replace") if tally.exists() else "")
+    problems += found
+    sys.stdout.write("\n".join(lines) + "\n" + report(suites, skips, problems, notes))
     passed, failed, skipped = count(suites, skips, problems)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 1 if failed or passed == 0 else 0

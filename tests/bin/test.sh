@@ -4,9 +4,12 @@
 #
 #   RAILFS_FUZZ_SECONDS  seconds of fuzzing in all: 0 is none; default 60 where CI=true, else 10
 #   RAILFS_SKIP_LOG      set by this script: a test that cannot run here appends "SKIPPED <name>: <reason>" to it
+#   RAILFS_TALLY_LOG     set by this script: a test of invariants appends what it tried, for the table by invariant
 #   RAILFS_BIN_DIR       set by this script: where the railfs and railfsd just built are
 #   RAILFS_LAB           0: no guests (tests/lab)
 #   RAILFS_TEST_ARGS     what to run instead of --workspace, e.g. "-p railfs-proto" (then no suite is required)
+#
+# With the argument "faults" (`make test-faults`): only tests of invariants and of faults, and the guests that have them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -24,6 +27,8 @@ rm -rf "$out"
 mkdir -p "$out"
 export RAILFS_SKIP_LOG=$out/skipped.log
 : >"$RAILFS_SKIP_LOG"
+export RAILFS_TALLY_LOG=$out/tally.log
+: >"$RAILFS_TALLY_LOG"
 export RAILFS_BIN_DIR=$target/debug
 
 scope=(--workspace)
@@ -31,6 +36,16 @@ report=()
 if [[ -n ${RAILFS_TEST_ARGS:-} ]]; then
   read -r -a scope <<<"$RAILFS_TEST_ARGS"
   report+=(--partial)
+fi
+
+select=()
+guests=()
+if [[ ${1:-} == faults ]]; then
+  # Tests of invariants are named by them.
+  select=(-E 'test(/(^|::)(i[0-9]+_)+/) + binary(outages) + binary(degraded) + binary(usage) + binary(reaching) + binary(hostile)')
+  guests=(faults rdma)
+  report+=(--partial)
+  RAILFS_FUZZ_SECONDS=0
 fi
 
 # One build for programs and tests: the same features, so nothing is compiled twice.
@@ -44,17 +59,19 @@ fi
 junit=$PWD/target/nextest/ci/junit.xml
 rm -f "$junit"
 nextest_status=0
-cargo nextest run --profile ci "${scope[@]}" --no-tests warn </dev/null || nextest_status=$?
+cargo nextest run --profile ci "${scope[@]}" "${select[@]}" --no-tests warn </dev/null || nextest_status=$?
 echo "$nextest_status" >"$out/nextest.status"
 [[ -f $junit ]] && cp "$junit" "$out/junit.xml"
 # Tests marked #[ignore] do not run and are not in the report: they are counted as skipped, by name.
 cargo nextest list --profile ci "${scope[@]}" --message-format json 2>/dev/null >"$out/list.json" </dev/null || true
 
-echo "doctests"
-doc_status=0
-cargo test --doc "${scope[@]}" </dev/null >"$out/doctests.log" 2>&1 || doc_status=$?
-((doc_status == 0)) || cat "$out/doctests.log"
-echo "$doc_status" >"$out/doctests.status"
+if ((${#select[@]} == 0)); then
+  echo "doctests"
+  doc_status=0
+  cargo test --doc "${scope[@]}" </dev/null >"$out/doctests.log" 2>&1 || doc_status=$?
+  ((doc_status == 0)) || cat "$out/doctests.log"
+  echo "$doc_status" >"$out/doctests.status"
+fi
 
 if ((RAILFS_FUZZ_SECONDS == 0)); then
   echo "SKIPPED fuzz: RAILFS_FUZZ_SECONDS is 0" >>"$RAILFS_SKIP_LOG"
@@ -69,8 +86,8 @@ else
 fi
 
 # Guests run the programs just built; where only some packages were, they may not be there.
-if ((${#report[@]} == 0)); then
-  tests/bin/lab.sh "$out" </dev/null
+if [[ -z ${RAILFS_TEST_ARGS:-} ]]; then
+  tests/bin/lab.sh "$out" "${guests[@]}" </dev/null
 fi
 
 exec python3 tests/bin/suites.py "${report[@]}" --out "$out" tests/suites.toml

@@ -201,6 +201,10 @@ impl Cluster {
     pub fn railfs(&self) -> Command {
         self.command(Side::Client, "railfs")
     }
+    /// `bash` inside the network of the store, where it has one of its own.
+    pub fn nobody(&self) -> Option<Command> {
+        Some(self.network.as_ref()?.command(Side::Client, Path::new("bash")))
+    }
     /// Runs the client's program.
     #[track_caller]
     pub fn cli<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Output {

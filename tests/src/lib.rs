@@ -16,6 +16,7 @@ pub mod putter;
 pub mod quiet;
 pub mod reader;
 pub mod shell;
+pub mod storm;
 pub mod typed;
 pub mod wait;
 
@@ -30,6 +31,20 @@ pub fn skip(test: &str, reason: &str) {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log);
         let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
         written.unwrap_or_else(|error| panic!("RAILFS_SKIP_LOG {}: {error}", log.display()));
+    }
+}
+
+/// Notes how much a test of invariants has tried: what kind (`kills`, `schedules`), and how many. Counted in the table that
+/// `make test` and `make test-faults` end with.
+///
+/// # Panics
+/// The file that collects them cannot be written.
+pub fn tally(invariants: &str, kind: &str, count: u64, test: &str) {
+    if let Some(log) = std::env::var_os("RAILFS_TALLY_LOG") {
+        let line = format!("{invariants} {} {count} {test}\n", kind.replace(' ', "-"));
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log);
+        let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
+        written.unwrap_or_else(|error| panic!("RAILFS_TALLY_LOG {}: {error}", log.display()));
     }
 }
 

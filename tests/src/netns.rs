@@ -95,6 +95,20 @@ impl Network {
         ip(&["-n", &self.server, "link", "set", &format!("s{rail}"), state]).unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// Makes what the server sends over a rail bad (words of `tc ... netem`), or good again.
+    ///
+    /// # Errors
+    /// What `tc` said: the kernel may lack it.
+    pub fn netem(&self, rail: usize, how: Option<&[&str]>) -> Result<(), String> {
+        let link = format!("s{rail}");
+        let verb = if how.is_some() { "add" } else { "del" };
+        let mut command = Command::new("tc");
+        command.args(["-n", &self.server, "qdisc", verb, "dev", &link, "root"]);
+        command.args(how.map(|words| [&["netem"], words].concat()).unwrap_or_default());
+        let output = run(&mut command, LIMIT);
+        if output.code == Some(0) { Ok(()) } else { Err(format!("tc: {}", output.err().trim())) }
+    }
+
     /// Takes the server's address of a rail away, or gives it back.
     ///
     /// # Panics

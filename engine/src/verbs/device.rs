@@ -108,7 +108,7 @@ pub struct DeviceFacts {
 }
 
 /// What Soft-RoCE says as its vendor.
-const SOFT_VENDOR: u32 = 0xff_ffff;
+pub(super) const SOFT_VENDOR: u32 = 0xff_ffff;
 
 /// An open device. Cheap to clone; closed with the last thing that hangs on it.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use super::library::{GidEntry, Library, RawEvent};
 use super::memory::Registrable;
 use super::{Context, Gid};
 use rdma_sys::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_mr, ibv_pd, ibv_port_attr, ibv_port_state,
-    ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_mr, ibv_mw, ibv_pd, ibv_port_attr,
+    ibv_port_state, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::net::IpAddr;
@@ -27,7 +27,24 @@ pub(crate) struct Fake {
     pub(crate) refuse_deregistration: AtomicBool,
     /// `ibv_post_send` fails with EIO.
     pub(crate) refuse_posts: AtomicBool,
+    kind: Kind,
+    /// It has an event to tell: that it failed.
+    failed: AtomicBool,
+    /// What is written here wakes whoever waits for its events.
+    wake: Mutex<UnixStream>,
     pairs: AtomicU32,
+}
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// No windows.
+    #[default]
+    Plain,
+    /// Windows of type 2B.
+    Windows,
+    /// The same, and it is the kernel's Soft-RoCE.
+    Soft,
 }
 
 static FAKES: Mutex<Vec<(usize, Arc<Fake>)>> = Mutex::new(Vec::new());
@@ -35,6 +52,17 @@ static FAKES: Mutex<Vec<(usize, Arc<Fake>)>> = Mutex::new(Vec::new());
 impl Fake {
     /// An open device whose port has the address. Several may share a log.
     pub(crate) fn open(name: &'static str, address: IpAddr, log: &Arc<Mutex<Vec<String>>>) -> (Context, Arc<Fake>) {
+        Fake::open_as(Kind::Plain, name, address, log)
+    }
+
+    /// One of that kind.
+    pub(crate) fn open_as(
+        kind: Kind,
+        name: &'static str,
+        address: IpAddr,
+        log: &Arc<Mutex<Vec<String>>>,
+    ) -> (Context, Arc<Fake>) {
+        let (events, wake) = UnixStream::pair().unwrap();
         let fake = Arc::new(Fake {
             name,
             address,
@@ -42,14 +70,19 @@ impl Fake {
             refuse_registration: AtomicBool::new(false),
             refuse_deregistration: AtomicBool::new(false),
             refuse_posts: AtomicBool::new(false),
+            kind,
+            failed: AtomicBool::new(false),
+            wake: Mutex::new(wake),
             pairs: AtomicU32::new(0),
         });
         let mut raw: ibv_context = zeroed();
-        raw.async_fd = descriptor();
+        raw.async_fd = events.into_raw_fd();
         raw.ops.poll_cq = Some(poll_cq);
         raw.ops.req_notify_cq = Some(req_notify_cq);
         raw.ops.post_send = Some(post_send);
         raw.ops.post_recv = Some(post_recv);
+        raw.ops.alloc_mw = Some(alloc_mw);
+        raw.ops.dealloc_mw = Some(dealloc_mw);
         let raw = NonNull::from(Box::leak(Box::new(raw)));
         FAKES.lock().unwrap_or_else(PoisonError::into_inner).push((raw.as_ptr().addr(), fake.clone()));
         (Context(Arc::new(ContextInner { raw, library: &LIBRARY, name: name.to_owned() })), fake)
@@ -57,6 +90,12 @@ impl Fake {
 
     fn note(&self, what: &str) {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{}: {what}", self.name));
+    }
+
+    /// It says that it failed.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+        std::io::Write::write_all(&mut *self.wake.lock().unwrap(), b"!").unwrap();
     }
 
     /// Queue pairs that were made.
@@ -153,13 +192,21 @@ unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     fake(context).note("closed");
     0
 }
-unsafe extern "C" fn query_device(_: *mut ibv_context, attributes: *mut ibv_device_attr) -> c_int {
+unsafe extern "C" fn query_device(context: *mut ibv_context, attributes: *mut ibv_device_attr) -> c_int {
     // SAFETY: the caller's struct.
     let attributes = unsafe { &mut *attributes };
     attributes.max_qp_wr = 1024;
     attributes.max_cqe = 1 << 16;
     attributes.max_mr_size = u64::MAX;
     attributes.phys_port_cnt = 1;
+    let kind = fake(context).kind;
+    if kind != Kind::Plain {
+        attributes.max_mw = 1 << 16;
+        attributes.device_cap_flags |= rdma_sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
+    }
+    if kind == Kind::Soft {
+        attributes.vendor_id = super::device::SOFT_VENDOR;
+    }
     0
 }
 unsafe extern "C" fn query_port(_: *mut ibv_context, _: u8, attributes: *mut ibv_port_attr) -> c_int {
@@ -262,8 +309,23 @@ unsafe extern "C" fn modify_qp(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int) ->
 unsafe extern "C" fn destroy_qp(_: *mut ibv_qp) -> c_int {
     0
 }
-unsafe extern "C" fn get_async_event(_: *mut ibv_context, _: *mut RawEvent) -> c_int {
-    -1
+unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut RawEvent) -> c_int {
+    if !fake(context).failed.swap(false, Ordering::SeqCst) {
+        return -1;
+    }
+    // SAFETY: the caller's struct. 8: IBV_EVENT_DEVICE_FATAL.
+    unsafe { *event = RawEvent { element: 0, kind: 8 } };
+    0
+}
+unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, _: rdma_sys::ibv_mw_type::Type) -> *mut ibv_mw {
+    let mut window: ibv_mw = zeroed();
+    // SAFETY: made above, never freed.
+    window.context = unsafe { (*pd).context };
+    (window.pd, window.rkey) = (pd, 0x100);
+    Box::into_raw(Box::new(window))
+}
+unsafe extern "C" fn dealloc_mw(_: *mut ibv_mw) -> c_int {
+    0
 }
 unsafe extern "C" fn ack_async_event(_: *mut RawEvent) {}
 unsafe extern "C" fn poll_cq(_: *mut ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {

@@ -273,7 +273,7 @@ fn the_page_of_metrics_lists_every_counter_of_a_server_and_no_other() {
     known.extend(["superseded_versions", "namespaces", "open_files", "watchers"]);
     known.extend(["pins", "pin_leases", "pins_refused", "pins_lapsed"]);
     known.extend(railfs_engine::rail::rdma_counters().map(|(name, _)| name));
-    known.extend(["rdma_registered_bytes", "rdma_read_bytes", "slab_refused"]);
+    known.extend(["rdma_registered_bytes", "rdma_listeners_reopened", "rdma_read_bytes", "slab_refused"]);
     known.extend(crate::admin::slab_counters(&[]).iter().map(|(name, _)| *name));
     named.sort_unstable();
     known.sort_unstable();

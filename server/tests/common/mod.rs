@@ -186,6 +186,14 @@ pub fn skipped(test: &str, why: &str) {
     }
 }
 
+/// What a test of invariants has tried, for the table that `make test` ends with.
+pub fn tally(invariants: &str, kind: &str, count: u64, test: &str) {
+    if let Some(log) = std::env::var_os("RAILFS_TALLY_LOG") {
+        let mut file = std::fs::File::options().append(true).create(true).open(log).unwrap();
+        std::io::Write::write_all(&mut file, format!("{invariants} {kind} {count} {test}\n").as_bytes()).unwrap();
+    }
+}
+
 /// Bytes that differ everywhere.
 pub fn pattern(size: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

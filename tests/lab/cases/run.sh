@@ -114,4 +114,5 @@ try the_guest_has_what_tests_need the_guest_has_what_tests_need
 try verbs_take_the_wire verbs_take_the_wire
 try i1_an_old_kernel_reads_what_was_put i1_an_old_kernel_reads_what_was_put
 try i3_every_form_keeps_its_promise_on_an_old_kernel i3_every_form_keeps_its_promise_on_an_old_kernel
+. "$LAB_DIR/cases/faults_cases.sh"
 status_of_cases

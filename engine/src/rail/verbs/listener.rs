@@ -78,6 +78,8 @@ struct Shared {
     slots: OnceLock<Exposed>,
     groups: Mutex<HashMap<u64, Arc<Group>>>,
     stopping: AtomicBool,
+    /// Why the device is of no use any more.
+    failed: OnceLock<String>,
     latch: Arc<Latch>,
 }
 
@@ -101,6 +103,18 @@ impl VerbsListener {
         let what = format!("rail listener {} on {}", config.name, config.address);
         let named = |why: String| format!("{what}: {why}");
         let device = Device::open(config.device.as_deref(), config.address).map_err(named)?;
+        VerbsListener::on(device, config, clock, admit)
+    }
+
+    /// The same, on a device that is open.
+    pub(super) fn on(
+        device: Device,
+        config: VerbsListenerConfig,
+        clock: Clock,
+        admit: Arc<dyn Admit>,
+    ) -> Result<VerbsListener, String> {
+        let what = format!("rail listener {} on {}", config.name, config.address);
+        let named = |why: String| format!("{what}: {why}");
         device.port().map_err(named)?;
         let gid = device.gid().map_err(named)?.raw;
         let source = Source::new(&config.name, &device.pd, &config.slab, &config.ledger).map_err(named)?;
@@ -119,12 +133,17 @@ impl VerbsListener {
             slots: OnceLock::new(),
             groups: Mutex::default(),
             stopping: AtomicBool::new(false),
+            failed: OnceLock::new(),
             latch: Arc::default(),
         });
         let weak = Arc::downgrade(&shared);
         let look = shared.device.look();
         let watch = Watch::start(&shared.device.context, move |event| {
             let Some(shared) = weak.upgrade() else { return };
+            if let Verdict::Reopen(why) = verdict(event, look.port(), &|_| false, &|| Ok(())) {
+                let device = shared.device.context.name();
+                shared.failed.get_or_init(|| format!("the device {device}: {why}"));
+            }
             let groups: Vec<_> = lock(&shared.groups).values().cloned().collect();
             for group in groups {
                 match verdict(event, look.port(), &|event| group.owns(event), &|| look.address()) {
@@ -137,6 +156,11 @@ impl VerbsListener {
         });
         let watch = watch.map_err(|error| named(error.to_string()))?;
         Ok(VerbsListener { shared, gid, _watch: watch })
+    }
+
+    /// Why the device is of no use any more: then this is to be dropped, and one started anew.
+    pub fn failed(&self) -> Option<String> {
+        self.shared.failed.get().cloned()
     }
 
     /// The GID it is reached by.
@@ -284,6 +308,9 @@ impl Shared {
         let theirs = End::from_message(Some(&request.end)).map_err(|why| outcome(Code::Invalid, why.to_string()))?;
         if self.stopping.load(Ordering::SeqCst) {
             return Err(unavailable("the listener is stopping".into()));
+        }
+        if let Some(why) = self.failed.get() {
+            return Err(unavailable(why.clone()));
         }
         let messages = Messages::take(self, buffer_bytes(theirs.pairs.len()) as u64).map_err(unavailable)?;
         let join = v1::JoinRequest { lane: v1::Lane::Bulk as i32, ..request.join.clone() };

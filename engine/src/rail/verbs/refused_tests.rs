@@ -1,17 +1,20 @@
 //! A rail over a device that refuses posts, or completes nothing.
 
 use super::client::Opened;
+use super::listener::VerbsListener;
 use super::prepare::Device;
-use super::{Join, Opening, VerbsRail, VerbsRailConfig};
+use super::{Join, Opening, VerbsJoin, VerbsListenerConfig, VerbsRail, VerbsRailConfig};
 use crate::clock::{Clock, Time};
 use crate::memory::Arena;
-use crate::rail::tcp::Limits;
+use crate::memory::ledger::Ledger;
+use crate::rail::slab::{Reading, Slab};
+use crate::rail::tcp::{Admit, Joined, Limits};
 use crate::rail::{Cause, Event, Events, Hand, Handler, Incoming, Landing, Lane, Rail, State, Submission};
-use crate::verbs::fake::Fake;
+use crate::verbs::fake::{Fake, Kind};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use railfs_proto::v1::{VerbsEnd, VerbsPair};
-use std::net::IpAddr;
+use railfs_proto::v1::{Code, JoinRequest, Outcome, VerbsEnd, VerbsPair};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -52,8 +55,12 @@ struct Stand {
 }
 
 fn stand(limits: Limits) -> Stand {
+    stand_on(Kind::Plain, limits)
+}
+
+fn stand_on(kind: Kind, limits: Limits) -> Stand {
     let address: IpAddr = "10.9.0.2".parse().unwrap();
-    let (context, fake) = Fake::open("fake0", address, &Arc::default());
+    let (context, fake) = Fake::open_as(kind, "fake0", address, &Arc::default());
     let arena = Arena::new(4 << 20).unwrap();
     let opened = Opened::on(Device::on(context, address).unwrap(), &arena, Opening::Auto).unwrap();
     let config = VerbsRailConfig {
@@ -82,7 +89,7 @@ fn stand(limits: Limits) -> Stand {
 }
 
 impl Stand {
-    fn until<T>(&self, wanted: impl Fn(Event) -> Option<T>) -> T {
+    fn until<T>(&self, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
         loop {
             if let Some(found) = wanted(self.events.recv_timeout(LONG).unwrap()) {
                 return found;
@@ -138,4 +145,83 @@ fn i9_posted_work_without_a_completion_ends_the_rail_after_the_cq_wait() {
     let why = stand.down();
     assert!(why.contains("completed nothing") && why.contains("100ms"), "{why}");
     stand.rail.close();
+}
+
+/// Soft-RoCE looks at a window with the first packet of a WRITE only: there only the end of the queue pair is a fence.
+#[test]
+fn i4_where_a_window_is_no_fence_a_landing_that_nobody_speaks_of_costs_the_queue_pair() {
+    for (kind, want) in
+        [(Kind::Soft, "does not say whether it still writes"), (Kind::Windows, "not taken away in time")]
+    {
+        let stand = stand_on(kind, Limits { completion: LONG, ..Limits::default() });
+        stand.up();
+        let before = stand.arena.stats();
+        let landing = Landing { extent: stand.arena.allocate(1 << 20).unwrap(), length: 1 << 20 };
+        let deadline: Time = stand.clock.now().after(Duration::from_millis(20));
+        let message = Bytes::from_static(b"request");
+        stand.rail.submit(Submission { id: 9, lane: Lane::Bulk, message, landing: Some(landing), deadline });
+        let (cause, hand) = stand.until(|event| match event {
+            Event::Failed { id: 9, cause, hand } => Some((cause, hand)),
+            _ => None,
+        });
+        assert!(matches!(cause, Cause::Expired) && matches!(hand, Hand::Held), "{kind:?}: {cause:?}, {hand:?}");
+        let mut down = None;
+        stand.until(|event| match event {
+            Event::State(State::Down(why)) => {
+                down = Some(why);
+                None
+            }
+            Event::Released { id: 9, .. } => Some(()),
+            _ => None,
+        });
+        let why = down.unwrap_or_else(|| stand.down());
+        assert!(why.contains(want), "{kind:?}: {why}");
+        assert_eq!(stand.arena.stats(), before);
+        stand.rail.close();
+    }
+}
+
+/// Whoever has any ticket gets in.
+struct Open;
+
+impl Admit for Open {
+    fn join(&self, _: &JoinRequest, _: SocketAddr) -> Result<Joined, Outcome> {
+        Err(Outcome { code: Code::Denied.into(), message: "no ticket is good here".into() })
+    }
+    fn connected(&self, _: u64, _: Lane, _: u64, _: Arc<dyn Rail>) {}
+    fn closed(&self, _: u64, _: Lane, _: u64, _: &str) {}
+}
+
+#[test]
+fn i10_a_listener_whose_device_failed_says_so_and_lets_nobody_join() {
+    let address: IpAddr = "10.9.0.1".parse().unwrap();
+    let (context, fake) = Fake::open("fake0", address, &Arc::default());
+    let config = VerbsListenerConfig {
+        name: "rail0".into(),
+        device: None,
+        address,
+        slab: Slab::start("slab", 4 << 20, Reading::Threads).unwrap(),
+        landing: None,
+        ledger: Ledger::new(64 << 20, "limit"),
+        limits: Limits::default(),
+    };
+    let device = Device::on(context, address).unwrap();
+    let listener = VerbsListener::on(device, config, Clock::start(), Arc::new(Open)).unwrap();
+    let pairs = (1..=2).map(|number| VerbsPair { number, psn: 7 }).collect();
+    let end = VerbsEnd { gid: vec![1; 16].into(), mtu: 3, depth: 64, piece_bytes: 4096, pairs, ..VerbsEnd::default() };
+    let refused = || {
+        let join = VerbsJoin { join: JoinRequest::default(), end: end.clone() };
+        listener.join(&join, "10.9.0.2:1".parse().unwrap()).unwrap_err().message
+    };
+    assert_eq!(listener.failed(), None);
+    assert_eq!(refused(), "no ticket is good here");
+    fake.fail();
+    let until = std::time::Instant::now() + LONG;
+    while listener.failed().is_none() && std::time::Instant::now() < until {
+        std::thread::yield_now();
+    }
+    let why = listener.failed().unwrap();
+    assert!(why.contains("fake0") && why.contains("failed"), "{why}");
+    assert_eq!(refused(), why, "its device is gone: no ticket is spent on it");
+    assert!(listener.stop());
 }
