@@ -3,8 +3,8 @@
 //! Guarantees: nothing is shared between tests; keys have mode 0600; a file is replaced as a whole.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
-    date_time_ymd,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
 };
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;

@@ -8,6 +8,7 @@ mod source;
 
 use super::format;
 use super::report::Report;
+use super::target::Target;
 use super::walk::{self, Item, Source as Kind};
 use crate::failure::{Failure, io};
 use railfs_engine::client::{Client, PutDone, PutOptions};
@@ -16,7 +17,6 @@ use railfs_proto::descriptor::{Attributes, Owner};
 use railfs_proto::limits::{MAX_PAGE, MAX_STRIPE, MIN_PAGE};
 use railfs_proto::name::{Key, ObjectName};
 use railfs_proto::units::format_size;
-use super::target::Target;
 use railfs_proto::url::Url;
 use serde_json::json;
 use source::FileSource;
