@@ -22,6 +22,7 @@ use crate::read::core::Core;
 pub use crate::read::core::Freshness;
 use crate::read::driver::Driver;
 pub use crate::read::lease::CheckWay;
+use crate::tls::Files;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Proof};
 use railfs_proto::name::ObjectName;
 use railfs_proto::watch::WatchPage;
@@ -84,6 +85,8 @@ pub struct Config {
     pub refuse_shortage: bool,
     /// See [`CheckWay`].
     pub check: CheckWay,
+    /// The control connection is made by mutual TLS with these files; `None`: plain.
+    pub tls: Option<Files>,
 }
 
 impl Default for Config {
@@ -105,6 +108,7 @@ impl Default for Config {
             refuse_reads: false,
             refuse_shortage: false,
             check: CheckWay::Frame,
+            tls: None,
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod calls;
 mod connect;
+mod dial;
 pub mod outcome;
 mod watch;
 
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::outage::{Outage, PROBE};
 use crate::rail::Lane;
 use crate::rail::tcp::Tickets;
+use crate::tls::Files;
 use bytes::Bytes;
 use railfs_proto::descriptor::Id;
 use railfs_proto::hello::{Hello, Listener};
@@ -47,6 +49,8 @@ pub struct ControlConfig {
     pub metadata_deadline: Duration,
     /// For the server's log, such as "railfs 0.1.0".
     pub software: String,
+    /// Mutual TLS with these files, and nothing else; `None`: plain.
+    pub tls: Option<Arc<Files>>,
 }
 
 impl From<&Config> for ControlConfig {
@@ -57,6 +61,7 @@ impl From<&Config> for ControlConfig {
             connect_deadline: config.connect_deadline,
             metadata_deadline: config.metadata_deadline,
             software: concat!("railfs ", env!("CARGO_PKG_VERSION")).to_owned(),
+            tls: config.tls.clone().map(Arc::new),
         }
     }
 }

@@ -15,5 +15,6 @@ pub mod outage;
 pub mod put;
 pub mod rail;
 pub mod read;
+pub mod tls;
 #[cfg(feature = "rdma")]
 pub mod verbs;

@@ -13,6 +13,7 @@ mod objects;
 mod put;
 mod report;
 mod show;
+mod target;
 mod walk;
 mod watch;
 
@@ -23,21 +24,20 @@ use crate::mount::manager::Manager;
 use crate::mount::options::Options;
 use crate::mount::reach::Network;
 use crate::mount::{daemon, launch, place, probe, runtime, umount};
+use crate::tls;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
-use railfs_engine::client::{Client, Config};
 use railfs_proto::url::Url;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use target::{Target, TlsArguments};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// What the log shows, as `tracing` filters are written.
 const LOG_VARIABLE: &str = "RAILFS_LOG";
-/// Bytes of transfer memory of a command that is not a mount.
-const COMMAND_ARENA: u64 = 64 << 20;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -46,7 +46,8 @@ const COMMAND_ARENA: u64 = 64 << 20;
     about = "Mounts striped objects as a directory, and puts, gets and lists them",
     after_help = "A URL is railfs://HOST[:PORT]/NAMESPACE[/KEY]; a '/' at its end means the directory.\n\
                   Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 conflict, 5 unreachable.\n\
-                  RAILFS_LOG sets what is logged (\"debug\"), RAILFS_RUNTIME_DIR where mounts keep locks and sockets."
+                  RAILFS_LOG sets what is logged (\"debug\"), RAILFS_RUNTIME_DIR where mounts keep locks and sockets;\n\
+                  RAILFS_CERT, RAILFS_KEY and RAILFS_CA are the files for a server that wants TLS."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -89,6 +90,8 @@ enum Command {
         /// One JSON object a line
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        tls: TlsArguments,
     },
     /// Show one object: version, attributes, layout, where its components lie
     Stat {
@@ -97,6 +100,8 @@ enum Command {
         /// As JSON
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        tls: TlsArguments,
     },
     /// Delete one object
     Rm {
@@ -108,6 +113,8 @@ enum Command {
         /// Say what was deleted, as JSON
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        tls: TlsArguments,
     },
     /// Show puts and deletes as they are committed, each with its number
     Watch {
@@ -122,6 +129,8 @@ enum Command {
         /// One JSON object a line
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        tls: TlsArguments,
     },
     /// Write the manual pages into a directory
     #[command(hide = true)]
@@ -142,6 +151,8 @@ enum Command {
         /// As JSON (of every mount: an array)
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        tls: TlsArguments,
     },
 }
 
@@ -164,7 +175,7 @@ struct MountCommand {
     /// readahead=SIZE, read_timeout=TIME,
     /// metadata_timeout=TIME, connect_timeout=TIME, request_timeout=TIME, cq_timeout=TIME, rails=FROM~TO+FROM~TO...,
     /// metadata_ttl=TIME, check=auto|read|frame, retry=TIME, stop_timeout=TIME,
-    /// log=FILE, uid=N, gid=N, umask=OCTAL
+    /// log=FILE, uid=N, gid=N, umask=OCTAL, cert=FILE, key=FILE, ca=FILE
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
     /// This is the daemon; its log's path
@@ -246,6 +257,8 @@ struct PutArguments {
     width: Option<u32>,
     #[command(flatten)]
     transfer: TransferArguments,
+    #[command(flatten)]
+    tls: TlsArguments,
 }
 
 #[derive(Debug, Args)]
@@ -262,6 +275,8 @@ struct GetArguments {
     archive: bool,
     #[command(flatten)]
     transfer: TransferArguments,
+    #[command(flatten)]
+    tls: TlsArguments,
 }
 
 /// Runs a command line, `railfs` itself first.
@@ -320,7 +335,8 @@ fn run(command: Command) -> Result<(), Failure> {
         }
         Command::Put(arguments) => {
             quiet_log();
-            let (url, settings) = (parse(&arguments.url)?, put_settings(&arguments)?);
+            let settings = put_settings(&arguments)?;
+            let url = Target::new(&arguments.url, arguments.tls)?;
             let report = report::Report::new(arguments.transfer.wanted(), false);
             put::put(&arguments.source, &url, &settings, &Arc::new(report))
         }
@@ -332,43 +348,38 @@ fn run(command: Command) -> Result<(), Failure> {
                 jobs: arguments.transfer.jobs.into(),
             };
             let report = report::Report::new(arguments.transfer.wanted(), arguments.file.as_os_str() == "-");
-            get::get(&parse(&arguments.url)?, &arguments.file, &settings, &report)
+            get::get(&Target::new(&arguments.url, arguments.tls)?, &arguments.file, &settings, &report)
         }
-        Command::Ls { url, long, recursive, json } => {
+        Command::Ls { url, long, recursive, json, tls } => {
             quiet_log();
-            objects::ls(&parse(&url)?, long, recursive, json)
+            objects::ls(&Target::new(&url, tls)?, long, recursive, json)
         }
-        Command::Stat { url, json } => {
+        Command::Stat { url, json, tls } => {
             quiet_log();
-            objects::stat(&parse(&url)?, json)
+            objects::stat(&Target::new(&url, tls)?, json)
         }
-        Command::Rm { url, if_version, json } => {
+        Command::Rm { url, if_version, json, tls } => {
             quiet_log();
-            objects::rm(&parse(&url)?, if_version, json)
+            objects::rm(&Target::new(&url, tls)?, if_version, json)
         }
-        Command::Watch { url, from, until_now, json } => {
+        Command::Watch { url, from, until_now, json, tls } => {
             quiet_log();
-            watch::watch(&parse(&url)?, watch::Settings { from: from.unwrap_or(0), until_now, json })
+            watch::watch(&Target::new(&url, tls)?, watch::Settings { from: from.unwrap_or(0), until_now, json })
         }
         Command::Manual { directory } => manual::write(&directory),
         Command::Probe { mountpoint } => {
             probe::serve(&mountpoint);
             Ok(())
         }
-        Command::Status { target, json } => {
+        Command::Status { target, json, tls } => {
             quiet_log();
-            status(target.as_deref(), json)
+            status(target.as_deref(), json, tls)
         }
     }
 }
 
 fn parse(url: &str) -> Result<Url, Failure> {
     Url::parse(url).map_err(|error| Failure::usage(error.to_string()))
-}
-
-fn connect(url: &Url) -> Result<Arc<Client>, Failure> {
-    let config = Config { addresses: vec![url.address()], arena: COMMAND_ARENA, readahead: 0, ..Config::default() };
-    Ok(Client::connect(config)?)
 }
 
 fn put_settings(arguments: &PutArguments) -> Result<put::Settings, Failure> {
@@ -409,7 +420,7 @@ fn mount(arguments: &MountArguments) -> Result<(), Failure> {
 }
 
 fn start(arguments: &MountArguments) -> Result<(), Failure> {
-    let options = Options::parse(&arguments.options)?;
+    let options = Options::parse(&arguments.options)?.complete(tls::environment)?;
     let url = parse(&arguments.url)?;
     let log = options.log.as_ref().map(std::path::absolute).transpose().map_err(|error| io("log", &error))?;
     if arguments.foreground {
@@ -431,7 +442,7 @@ fn serve(
     log_file: Option<Log>,
     ready: impl FnOnce(),
 ) -> Result<(), Failure> {
-    let options = Options::parse(&arguments.options)?;
+    let options = Options::parse(&arguments.options)?.complete(tls::environment)?;
     let point = place::resolve(&arguments.mountpoint)?;
     let terminal = arguments.foreground && (std::io::stdin().is_terminal() || std::io::stderr().is_terminal());
     // Only a daemon in front is the manager's own; before there are threads, see there.
@@ -469,11 +480,11 @@ fn init_log(default: &str, writer: impl for<'a> MakeWriter<'a> + Send + Sync + '
 
 // -- status --
 
-fn status(target: Option<&Path>, json: bool) -> Result<(), Failure> {
+fn status(target: Option<&Path>, json: bool, tls: TlsArguments) -> Result<(), Failure> {
     let Some(target) = target else { return status_of_all(json) };
     let document = match target.to_str().filter(|text| text.contains("://")) {
         Some(url) => {
-            let client = connect(&parse(url)?)?;
+            let client = Target::new(url, tls)?.connect()?;
             let server = client.server_status();
             let document = crate::status::Document::new(client.status(), &server);
             client.close();

@@ -14,6 +14,7 @@ mod hash;
 pub mod mount;
 pub mod ops;
 pub mod status;
+pub mod tls;
 
 #[cfg(test)]
 use backend as railfs_backend;

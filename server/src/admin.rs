@@ -35,6 +35,7 @@ impl Admin {
         let directories = tokio::task::spawn_blocking(move || directories(&counting)).await.unwrap_or_default();
         let mut degraded = self.announced.absent();
         degraded.extend(node.publisher.catalog().degraded());
+        degraded.extend(lock(&node.reload_trouble).iter().cloned());
         let counts = node.publisher.catalog().counts().await.unwrap_or_default();
         degraded.extend(self.listeners.iter().flatten().filter_map(Listener::trouble));
         let listeners = self.announced.listeners(None).into_iter().filter_map(|listener| {

@@ -4,15 +4,20 @@
 //! the line and the key. Every key acts. docs/configuration.md lists the same keys.
 
 mod parse;
+mod security;
 
 pub use parse::{Origin, parse};
 
+use crate::access::NamespaceConfig;
+use railfs_engine::tls::{Files, Which};
 use railfs_proto::units::{format_duration, format_size};
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Most `[[namespace]]` tables.
+pub const MAX_NAMESPACES: usize = 10_000;
 /// Where the catalog's index lies by default.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/railfs";
 /// Where a rail listens by default.
@@ -134,6 +139,12 @@ pub struct Config {
     pub request_timeout: Duration,
     /// Plain connections from other machines are accepted.
     pub insecure: bool,
+    /// The control plane takes mutual TLS, with these files, and nothing else; `None`: plain connections.
+    pub tls: Option<Files>,
+    /// Readers and writers; none: whoever got in may do all.
+    pub namespaces: Vec<NamespaceConfig>,
+    /// Where it was read from: there it is looked at again.
+    pub file: Option<PathBuf>,
 }
 
 impl Config {
@@ -152,7 +163,24 @@ impl Config {
         })?;
         let (config, origin) = parse(&text, &file, &host_name())?;
         config.check_aliases(&origin)?;
-        Ok(config)
+        Ok(Config { file: Some(path.to_owned()), ..config })
+    }
+
+    /// Whether certificate, key and authorities can be used now. Reads the disk.
+    ///
+    /// # Errors
+    /// The first that cannot.
+    pub fn check_tls(&self) -> Result<(), ConfigError> {
+        let Some(files) = &self.tls else { return Ok(()) };
+        let file = self.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+        files.server().map(|_| ()).map_err(|error| {
+            let key = match error.which {
+                Which::Cert => "security.cert",
+                Which::Key => "security.key",
+                Which::Ca => "security.client_ca",
+            };
+            ConfigError { file, line: None, key: key.to_owned(), problem: error.to_string() }
+        })
     }
 
     /// Two paths that lead to one directory, or into one (symbolic links, bind mounts of it).
@@ -247,7 +275,18 @@ impl Display for Config {
         writeln!(f, "pin_lease = \"{}\"\nmax_pins = {}", format_duration(self.pin_lease), self.max_pins)?;
         writeln!(f, "\n[timeouts]\ncq = \"{}\"", format_duration(self.cq_timeout))?;
         writeln!(f, "request = \"{}\"", format_duration(self.request_timeout))?;
-        write!(f, "\n[security]\ninsecure = {}", self.insecure)
+        write!(f, "\n[security]\ninsecure = {}", self.insecure)?;
+        if let Some(Files { cert, key, ca }) = &self.tls {
+            for (name, path) in [("cert", cert), ("key", key), ("client_ca", ca)] {
+                write!(f, "\n{name} = {}", text(&path.display().to_string()))?;
+            }
+        }
+        for namespace in &self.namespaces {
+            write!(f, "\n\n[[namespace]]\nname = {}", text(&namespace.name))?;
+            write!(f, "\nreaders = [{}]", list(namespace.readers.iter()))?;
+            write!(f, "\nwriters = [{}]", list(namespace.writers.iter()))?;
+        }
+        Ok(())
     }
 }
 

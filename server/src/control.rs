@@ -1,21 +1,26 @@
 //! The control plane: one gRPC service over the parts that decide.
 //!
 //! Guarantees: every request but Hello (and Status of whoever answers) names store, node and incarnation and is refused
-//! where they differ; every number and name is checked before it is used; object bytes never travel here.
+//! where they differ; every number and name is checked before it is used, and so is what the caller may do; a session is used by
+//! the identity that opened it alone; object bytes never travel here.
 
 pub mod addresses;
+pub mod caller;
+pub mod handshake;
 pub mod incoming;
 pub mod list;
 pub mod sessions;
 pub mod watch;
 
+use crate::access::{Identity, Need};
 use crate::admin::Admin;
 use crate::catalog::{Condition, DeleteOutcome, RequestId};
 use crate::listeners::{Listener, VerbsJoinRequest};
-use crate::node::{SOFTWARE, count, lock};
+use crate::node::{Node, SOFTWARE, count, lock};
 use crate::put::{BeginPut, conflict_refusal, publish_refusal};
 use crate::serve::Server;
 use addresses::Announced;
+use caller::Caller;
 use railfs_proto::descriptor::{Attributes, Id};
 use railfs_proto::hello::negotiate;
 use railfs_proto::limits::{LEASE, MAX_EXTENT, MAX_TICKETS};
@@ -79,15 +84,21 @@ impl ControlService {
         }
     }
 
+    /// Of which server.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.server.node
+    }
+
     /// Begins a watch: its first message has come.
     fn begin_watch(
         &self,
+        caller: Caller,
         first: &v1::WatchRequest,
         further: Streaming<v1::WatchRequest>,
         out: watch::Out,
     ) -> Result<(), Refusal> {
         let node = &self.server.node;
-        let wanted = watch::Wanted::of(node, first)?;
+        let wanted = watch::Wanted::of(node, first, caller.who)?;
         let seat = watch::Seat::take(node)?;
         let acknowledged = further.map_while(|request| request.ok().map(|request| request.acknowledged));
         let catalog = Arc::clone(node.publisher.catalog());
@@ -105,9 +116,10 @@ impl ControlService {
         ControlService { listeners: Arc::new(listeners), ..self }
     }
 
-    async fn join(&self, request: v1::JoinVerbsRequest, peer: SocketAddr) -> Result<v1::VerbsEnd, Outcome> {
+    async fn join(&self, request: v1::JoinVerbsRequest, caller: &Caller) -> Result<v1::VerbsEnd, Outcome> {
         let refused = |refusal: Refusal| refusal.to_outcome();
-        self.check_session(request.scope.as_ref(), request.session).map_err(refused)?;
+        self.check_session(request.scope.as_ref(), request.session, caller).map_err(refused)?;
+        let peer = caller.peer.unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
         let place = usize::try_from(request.listener).unwrap_or(usize::MAX);
         let missing = || invalid(&format!("listener {} is not one of queue pairs here", request.listener)).to_outcome();
         let listener = self.listeners.get(place).cloned().flatten().ok_or_else(missing)?;
@@ -129,7 +141,7 @@ impl ControlService {
         }
     }
 
-    fn say_hello(&self, request: &v1::HelloRequest, reached: Option<SocketAddr>) -> Result<v1::HelloReply, Refusal> {
+    fn say_hello(&self, request: &v1::HelloRequest, caller: &Caller) -> Result<v1::HelloReply, Refusal> {
         let node = &self.server.node;
         count(&node.counters.hellos);
         let protocol = negotiate(request.protocol_min, request.protocol_max, PROTOCOL_MIN, PROTOCOL_MAX)
@@ -142,16 +154,19 @@ impl ControlService {
                 .map_err(|error| Refusal::new(Code::Unavailable, format!("the system gave no random bytes: {error}")))
         };
         let now = node.clock.now();
-        let session = if request.incarnation == node.incarnation && lock(&node.sessions).renew(request.session, now) {
+        let (who, reached) = (caller.who.as_ref(), caller.reached);
+        let known = request.incarnation == node.incarnation && lock(&node.sessions).renew(request.session, who, now);
+        let session = if known {
             request.session
         } else {
             let mut bytes = [0u8; 8];
             random(&mut bytes)?;
             let session = u64::from_le_bytes(bytes).max(1);
-            if !lock(&node.sessions).open(session, now) {
+            if !lock(&node.sessions).open(session, who.cloned(), now) {
                 return Err(Refusal::new(Code::OverBudget, "too many clients have sessions here: try again later"));
             }
-            tracing::info!(session, software = %request.software.escape_debug(), "session opened");
+            let identity = who.map_or("none", Identity::as_str);
+            tracing::info!(session, identity, software = %request.software.escape_debug(), "session opened");
             session
         };
         let wanted = (request.tickets as usize).min(MAX_TICKETS);
@@ -181,19 +196,23 @@ impl ControlService {
         })
     }
 
-    fn check_session(&self, scope: Option<&v1::Scope>, session: u64) -> Result<(), Refusal> {
+    /// Whether the session is there, and is the caller's.
+    fn check_session(&self, scope: Option<&v1::Scope>, session: u64, caller: &Caller) -> Result<(), Refusal> {
         let node = &self.server.node;
         node.check_scope(scope)?;
-        if lock(&node.sessions).contains(session) {
+        if lock(&node.sessions).contains(session, caller.who.as_ref()) {
             return Ok(());
         }
-        let message = format!("session {session} is not known here (ended, or of an earlier run): say hello again");
+        let message = format!(
+            "session {session} is not one of this client's here (ended, or of an earlier run): say hello again"
+        );
         Err(Refusal::new(Code::WrongIncarnation, message))
     }
 
-    async fn begin(&self, request: v1::BeginPutRequest) -> Result<(u64, v1::Descriptor), Refusal> {
-        self.check_session(request.scope.as_ref(), request.session)?;
+    async fn begin(&self, request: v1::BeginPutRequest, caller: &Caller) -> Result<(u64, v1::Descriptor), Refusal> {
+        self.check_session(request.scope.as_ref(), request.session, caller)?;
         let name = ObjectName::from_message(request.name.as_ref()).map_err(|error| invalid(&error))?;
+        self.server.node.check_access(caller.who.as_ref(), &name.namespace, Need::Write)?;
         let claimed = request.attributes.ok_or_else(|| invalid(&"the put has no attributes"))?;
         let attributes = Attributes::from_message(&claimed).map_err(|error| invalid(&error))?;
         let begin = BeginPut {
@@ -213,8 +232,12 @@ impl ControlService {
         Ok((put, descriptor.to_message()))
     }
 
-    async fn commit(&self, request: v1::CommitPutRequest) -> Result<(u64, bool), Refusal> {
-        self.check_session(request.scope.as_ref(), request.session)?;
+    async fn commit(&self, request: v1::CommitPutRequest, caller: &Caller) -> Result<(u64, bool), Refusal> {
+        self.check_session(request.scope.as_ref(), request.session, caller)?;
+        // The right may have been taken away since the put began.
+        if let Some(namespace) = self.server.puts.namespace(request.put) {
+            self.server.node.check_access(caller.who.as_ref(), &namespace, Need::Write)?;
+        }
         let id = request_id(&request.request)?;
         let condition = Condition::from_message(request.if_version);
         let done = self.server.puts.commit(request.session, request.put, id, condition).await?;
@@ -222,10 +245,11 @@ impl ControlService {
         Ok((done.version, done.superseded))
     }
 
-    async fn remove(&self, request: v1::DeleteRequest) -> Result<(u64, u64), Refusal> {
+    async fn remove(&self, request: v1::DeleteRequest, caller: &Caller) -> Result<(u64, u64), Refusal> {
         let node = &self.server.node;
         node.check_scope(request.scope.as_ref())?;
         let name = ObjectName::from_message(request.name.as_ref()).map_err(|error| invalid(&error))?;
+        node.check_access(caller.who.as_ref(), &name.namespace, Need::Write)?;
         let id = request_id(&request.request)?;
         let condition = Condition::from_message(request.if_version);
         let outcome = node.publisher.publish_delete(&name, id, condition).await;
@@ -252,10 +276,11 @@ impl control_server::Control for ControlService {
         &self,
         request: Request<Streaming<v1::WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
+        let caller = Caller::of(&request);
         let mut requests = request.into_inner();
         let first = requests.message().await?.ok_or_else(|| Status::invalid_argument("a watch without a request"))?;
         let (out, replies) = watch::channel();
-        if let Err(refusal) = self.begin_watch(&first, requests, out.clone()) {
+        if let Err(refusal) = self.begin_watch(caller, &first, requests, out.clone()) {
             let reply = v1::WatchReply { outcome: Some(refusal.to_outcome()), ..Default::default() };
             // There is room in a channel that is new.
             let _ = out.try_send(Ok(reply));
@@ -264,8 +289,7 @@ impl control_server::Control for ControlService {
     }
 
     async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloReply>, Status> {
-        let reached = request.local_addr();
-        let reply = self.say_hello(request.get_ref(), reached).unwrap_or_else(|refusal| v1::HelloReply {
+        let reply = self.say_hello(request.get_ref(), &Caller::of(&request)).unwrap_or_else(|refusal| v1::HelloReply {
             outcome: Some(refusal.to_outcome()),
             protocol_min: PROTOCOL_MIN,
             protocol_max: PROTOCOL_MAX,
@@ -277,18 +301,20 @@ impl control_server::Control for ControlService {
     }
 
     async fn lookup_object(&self, request: Request<v1::LookupRequest>) -> Result<Response<v1::LookupReply>, Status> {
-        Ok(Response::new(self.server.control_lookup(request.get_ref()).await))
+        Ok(Response::new(self.server.control_lookup(request.get_ref(), Caller::of(&request).who.as_ref()).await))
     }
 
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListReply>, Status> {
-        let reply = list::list(&self.server.node, request.into_inner()).await;
+        let who = Caller::of(&request).who;
+        let reply = list::list(&self.server.node, request.into_inner(), who.as_ref()).await;
         Ok(Response::new(
             reply.unwrap_or_else(|refusal| v1::ListReply { outcome: Some(refusal.to_outcome()), ..Default::default() }),
         ))
     }
 
     async fn begin_put(&self, request: Request<v1::BeginPutRequest>) -> Result<Response<v1::BeginPutReply>, Status> {
-        let reply = match self.begin(request.into_inner()).await {
+        let caller = Caller::of(&request);
+        let reply = match self.begin(request.into_inner(), &caller).await {
             Ok((put, descriptor)) => {
                 v1::BeginPutReply { outcome: Some(ok_outcome()), put, descriptor: Some(descriptor) }
             }
@@ -298,29 +324,37 @@ impl control_server::Control for ControlService {
     }
 
     async fn commit_put(&self, request: Request<v1::CommitPutRequest>) -> Result<Response<v1::CommitPutReply>, Status> {
-        let (outcome, (version, superseded)) = split(self.commit(request.into_inner()).await);
+        let caller = Caller::of(&request);
+        let (outcome, (version, superseded)) = split(self.commit(request.into_inner(), &caller).await);
         Ok(Response::new(v1::CommitPutReply { outcome, version, superseded }))
     }
 
     async fn abort_put(&self, request: Request<v1::AbortPutRequest>) -> Result<Response<v1::AbortPutReply>, Status> {
+        let caller = Caller::of(&request);
         let request = request.into_inner();
         let aborted = self
-            .check_session(request.scope.as_ref(), request.session)
+            .check_session(request.scope.as_ref(), request.session, &caller)
             .and_then(|()| self.server.puts.abort(request.session, request.put));
         let (outcome, ()) = split(aborted);
         Ok(Response::new(v1::AbortPutReply { outcome }))
     }
 
     async fn delete(&self, request: Request<v1::DeleteRequest>) -> Result<Response<v1::DeleteReply>, Status> {
-        let (outcome, (version, deleted)) = split(self.remove(request.into_inner()).await);
+        let caller = Caller::of(&request);
+        let (outcome, (version, deleted)) = split(self.remove(request.into_inner(), &caller).await);
         Ok(Response::new(v1::DeleteReply { outcome, version, deleted }))
     }
 
     async fn bye(&self, request: Request<v1::ByeRequest>) -> Result<Response<v1::ByeReply>, Status> {
+        let who = Caller::of(&request).who;
         let (request, node) = (request.get_ref(), &self.server.node);
         let known = node.check_scope(request.scope.as_ref());
         let (outcome, ()) = split(known.map(|()| {
-            let ended = lock(&node.sessions).end(request.session);
+            // Nobody ends what is another's.
+            let ended = {
+                let mut sessions = lock(&node.sessions);
+                sessions.contains(request.session, who.as_ref()) && sessions.end(request.session)
+            };
             if ended {
                 self.server.session_ended(request.session, "the client said good-bye");
             }
@@ -329,8 +363,8 @@ impl control_server::Control for ControlService {
     }
 
     async fn join_verbs(&self, request: Request<v1::JoinVerbsRequest>) -> Result<Response<v1::JoinVerbsReply>, Status> {
-        let peer = request.remote_addr().unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
-        let reply = match self.join(request.into_inner(), peer).await {
+        let caller = Caller::of(&request);
+        let reply = match self.join(request.into_inner(), &caller).await {
             Ok(end) => v1::JoinVerbsReply { outcome: Some(ok_outcome()), end: Some(end) },
             Err(outcome) => v1::JoinVerbsReply { outcome: Some(outcome), end: None },
         };
@@ -339,7 +373,10 @@ impl control_server::Control for ControlService {
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
         let scope = request.get_ref().scope.as_ref();
-        let meant = scope.map_or(Ok(()), |scope| self.server.node.check_scope(Some(scope)));
+        let node = &self.server.node;
+        let meant = scope.map_or(Ok(()), |scope| node.check_scope(Some(scope)));
+        // It names no object, but directories and counts: not for those who may read nothing.
+        let meant = meant.and_then(|()| node.access.check_any(Caller::of(&request).who.as_ref()));
         let reply = match meant {
             Ok(()) => self.admin.status(&self.server).await,
             Err(refusal) => v1::StatusReply { outcome: Some(refusal.to_outcome()), ..Default::default() },

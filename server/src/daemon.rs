@@ -4,22 +4,26 @@
 //! before anything in a directory is read or changed; nothing is served before what a dead put left was tidied up; a
 //! clean stop leaves a record that says so.
 
+use crate::access::Rights;
 use crate::admin::Admin;
 use crate::catalog::{LogCatalog, LogCatalogOptions, Previous, Publisher, PublisherOptions, Recovered, Slots};
 use crate::config::Config;
 use crate::control::ControlService;
 use crate::control::addresses::{Announced, is_here};
-use crate::control::incoming::Patient;
+use crate::control::handshake::Guard;
+use crate::control::incoming::connections;
 use crate::health::Condition;
 use crate::listeners::{Failure, Listener, Memory, shares};
 use crate::node::{Node, add, lock};
 use crate::put::Puts;
 use crate::put::recover::{self, Found};
+use crate::reload::{self, Reload};
 use crate::serve::{Gate, Server, pin, pins, reclaim};
 use crate::store::{self, StoreError};
 use railfs_engine::clock::Clock;
 use railfs_engine::memory::Arena;
 use railfs_engine::memory::plan::{Memlock, check};
+use railfs_engine::tls::{Stamp, TlsError};
 use railfs_proto::v1::control_server::ControlServer;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -27,7 +31,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, watch};
-use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
@@ -70,6 +73,9 @@ pub enum StartError {
     /// More is to be registered than may be locked.
     #[error("RDMA rails: {0} (memory.max_registered is the sum of what is registered)")]
     Shortage(railfs_engine::memory::plan::Shortage),
+    /// Certificate, key or authorities.
+    #[error("[security] {0}")]
+    Tls(#[from] TlsError),
     /// The stripe directories.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -95,6 +101,7 @@ pub struct Daemon {
     runtime: Option<Runtime>,
     server: Option<Arc<Server>>,
     catalog: Option<Arc<LogCatalog>>,
+    reload: Arc<Reload>,
     listeners: Vec<Option<Listener>>,
     memory: Option<Memory>,
     control: Vec<SocketAddr>,
@@ -196,9 +203,12 @@ impl Daemon {
     /// See [`StartError`]. Everything that was started has been stopped then.
     pub fn start(config: &Config) -> Result<Daemon, StartError> {
         let clock = Clock::start();
+        // As they were before they are read: what is written meanwhile is found by the first look.
+        let stamps = config.tls.as_ref().map(|files| files.stamps());
+        let guard = config.tls.as_ref().map(|files| files.server()).transpose()?.map(Guard::new);
         let locked = store::lock(&config.stripe_dirs)?;
         let bound = listen(config, clock)?;
-        let started = Self::start_behind(config, clock, locked, &bound);
+        let started = Self::start_behind(config, clock, locked, &bound, (guard, stamps));
         if started.is_err() {
             for rail in bound.rails.iter().flatten() {
                 rail.stop();
@@ -213,6 +223,7 @@ impl Daemon {
         clock: Clock,
         locked: store::LockedDirectories,
         bound: &Bound,
+        (guard, stamps): (Option<Arc<Guard>>, Option<[Stamp; 3]>),
     ) -> Result<Daemon, StartError> {
         let no_thread =
             |error: io::Error| StartError::Resources { what: "cannot start threads", detail: error.to_string() };
@@ -244,6 +255,7 @@ impl Daemon {
         let found = runtime.block_on(recover::recover(&store, &*catalog, &config.node))?;
         let mut node = Node::new(config.node.clone(), incarnation, store, publisher, clock, runtime.handle().clone());
         node.request_timeout = config.request_timeout;
+        node.access.replace(Rights::new(&config.namespaces));
         let node = Arc::new(node);
         add(&node.counters.debris_removed, found.removed);
         add(&node.counters.components_lost, found.lost);
@@ -285,7 +297,8 @@ impl Daemon {
             tell_health(&reporter, &server.node).await;
         });
         for (socket, &address) in bound.control.iter().zip(&bound.addresses) {
-            let task = serve_control(&runtime, socket, service.clone(), health.clone(), stopping.clone());
+            let task =
+                serve_control(&runtime, socket, guard.clone(), service.clone(), health.clone(), stopping.clone());
             let failed = |source| StartError::Listen {
                 what: "the control plane".to_owned(),
                 address,
@@ -295,6 +308,10 @@ impl Daemon {
             control_tasks.push(task.map_err(failed)?);
         }
         runtime.spawn(every_second(Arc::clone(&server), bound.rails.clone(), reporter));
+        let reload = Reload::new(config.clone(), guard, Arc::clone(&server.node), stamps);
+        if config.file.is_some() || config.tls.is_some() {
+            runtime.spawn(reload::run(Arc::clone(&reload)));
+        }
         let (node, files, pins) = (Arc::clone(&server.node), Arc::clone(&server.files), Arc::clone(&server.pins));
         runtime.spawn(reclaim::run(node, files, pins, config.retention, superseded));
         for gate in &bound.gates {
@@ -309,6 +326,7 @@ impl Daemon {
             runtime: Some(runtime),
             server: Some(server),
             catalog: Some(catalog),
+            reload,
             listeners: bound.rails.clone(),
             memory: bound.memory.clone(),
             control: bound.addresses.clone(),
@@ -342,6 +360,15 @@ impl Daemon {
     /// Its parts; `None` once it has stopped.
     pub fn server(&self) -> Option<&Arc<Server>> {
         self.server.as_ref()
+    }
+
+    /// Looks now whether certificates or rights have changed, not only at the next time. Does not wait.
+    pub fn look_again(&self) {
+        if let Some(runtime) = &self.runtime {
+            let reload = Arc::clone(&self.reload);
+            // Its end is of no use to anybody: what it finds is in the log and in the status.
+            drop(runtime.spawn_blocking(move || reload.look()));
+        }
     }
 
     /// Stops: what is under way ends or fails, and a record says that the stop was clean. Bounded by about
@@ -437,13 +464,14 @@ fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, tonic_r
 fn serve_control(
     runtime: &Runtime,
     socket: &std::net::TcpListener,
+    guard: Option<Arc<Guard>>,
     service: ControlService,
     health: HealthServer<impl Health>,
     mut stopping: watch::Receiver<bool>,
 ) -> io::Result<tokio::task::JoinHandle<()>> {
     let _inside = runtime.enter();
     let socket = tokio::net::TcpListener::from_std(socket.try_clone()?)?;
-    let incoming = Patient::new(TcpIncoming::from(socket).with_nodelay(Some(true)));
+    let incoming = connections(socket, guard, Arc::clone(service.node()));
     Ok(runtime.spawn(async move {
         let reflection = match reflection() {
             Ok(reflection) => reflection,

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod admin;
 pub mod catalog;
 pub mod config;
@@ -16,6 +17,7 @@ pub mod manager;
 pub mod manual;
 pub mod node;
 pub mod put;
+pub mod reload;
 pub mod replace;
 pub mod serve;
 pub mod store;

@@ -175,10 +175,13 @@ fn main() -> ExitCode {
             Err(error) => complain(FAILED, &format!("{}: {error}", directory.display())),
         },
         Command::Check { config } => match Config::load(&config) {
-            Ok(config) => {
-                say(format_args!("{config}"));
-                ExitCode::SUCCESS
-            }
+            Ok(config) => match config.check_tls() {
+                Ok(()) => {
+                    say(format_args!("{config}"));
+                    ExitCode::SUCCESS
+                }
+                Err(error) => complain(USAGE, &error),
+            },
             Err(error) => complain(USAGE, &error),
         },
     }
@@ -246,6 +249,9 @@ fn serve(file: &Path) -> ExitCode {
         Ok(config) => config,
         Err(error) => return complain(USAGE, &error),
     };
+    if let Err(error) = config.check_tls() {
+        return complain(USAGE, &error);
+    }
     raise_descriptors();
     let notifier = Arc::new(Notifier::from_environment().unwrap_or_else(|problem| {
         tracing::error!("the service manager cannot be told anything: {problem}");
@@ -283,7 +289,8 @@ fn serve(file: &Path) -> ExitCode {
     let signal = signals.forever().find(|signal| {
         let ends = *signal != SIGHUP || terminal;
         if !ends {
-            tracing::info!("SIGHUP: there is nothing to load again");
+            tracing::info!("SIGHUP: looking whether certificates or rights have changed");
+            daemon.look_again();
         }
         ends
     });

@@ -3,6 +3,7 @@
 //! Guarantees: every request's scope is checked in one place; a directory that failed once takes no new component until
 //! the server is restarted; when a log directory is gone, nothing is published from the moment that is noticed.
 
+use crate::access::{Access, Identity, Need};
 use crate::catalog::Publisher;
 use crate::control::sessions::Sessions;
 use crate::health::{self, Condition, Health};
@@ -10,6 +11,7 @@ use crate::store::Store;
 use railfs_engine::clock::Clock;
 use railfs_engine::rail::Rail;
 use railfs_proto::descriptor::Id;
+use railfs_proto::name::Namespace;
 use railfs_proto::reply::Refusal;
 use railfs_proto::v1::{self, Code};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +41,10 @@ macro_rules! counters {
 counters! {
     /// Hellos answered.
     hellos,
+    /// Control connections refused at their TLS handshake.
+    handshakes_refused,
+    /// Requests refused because the client may not (readers and writers of namespaces).
+    denied,
     /// Rail connections refused (wrong ticket, session, scope or protocol).
     joins_refused,
     /// Lookups, by either way.
@@ -113,6 +119,10 @@ pub struct Node {
     pub sessions: Mutex<Sessions<Arc<dyn Rail>>>,
     /// See there.
     pub counters: Counters,
+    /// Who may do what.
+    pub access: Access,
+    /// Why files could not be loaded again, one line each.
+    pub reload_trouble: Mutex<Vec<String>>,
     /// Clients that watch.
     pub watchers: AtomicU64,
     /// The one that the rails use too.
@@ -143,6 +153,8 @@ impl Node {
             publisher,
             sessions: Mutex::default(),
             counters: Counters::default(),
+            access: Access::default(),
+            reload_trouble: Mutex::default(),
             watchers: AtomicU64::new(0),
             clock,
             runtime,
@@ -171,6 +183,17 @@ impl Node {
             return Err(Refusal::new(Code::WrongIncarnation, message));
         }
         Ok(())
+    }
+
+    /// Whether a client may do something in a namespace; a refusal is counted.
+    ///
+    /// # Errors
+    /// `Denied`, see [`Access::check`].
+    pub fn check_access(&self, who: Option<&Identity>, namespace: &Namespace, need: Need) -> Result<(), Refusal> {
+        self.access.check(who, namespace.as_str(), need).inspect_err(|refusal| {
+            count(&self.counters.denied);
+            tracing::debug!(reason = %refusal.message, "a request was refused");
+        })
     }
 
     /// Its own scope.

@@ -27,7 +27,7 @@ use pull::{Flying, Work};
 use railfs_engine::memory::{Arena, ArenaStats, MemoryError};
 use railfs_engine::rail::{Event, Events, Rail};
 use railfs_proto::descriptor::Descriptor;
-use railfs_proto::name::ObjectName;
+use railfs_proto::name::{Namespace, ObjectName};
 use railfs_proto::reply::Refusal;
 use railfs_proto::v1::Code;
 use schedule::Schedule;
@@ -163,6 +163,11 @@ impl Puts {
     /// Landing memory.
     pub fn memory(&self) -> ArenaStats {
         self.arena.stats()
+    }
+
+    /// Where a put that is under way goes.
+    pub fn namespace(&self, put: u64) -> Option<Namespace> {
+        self.find(put).map(|active| active.name.namespace.clone())
     }
 
     /// Puts under way.

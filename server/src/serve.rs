@@ -1,7 +1,7 @@
 //! Serving over rails: who may join, checks, lookups, fetches.
 //!
 //! Guarantees: a connection joins one live session of this incarnation with a ticket that was never used; every request
-//! is validated before anything is looked at; checks and lookups that need no waiting are answered on the connection's
+//! is validated before anything is looked at, and refused where the session's identity may not read the namespace; checks and lookups that need no waiting are answered on the connection's
 //! thread, everything else elsewhere; work whose time is up is not begun.
 
 mod aging;
@@ -12,6 +12,7 @@ pub mod pin;
 pub mod pins;
 pub mod reclaim;
 
+use crate::access::Identity;
 use crate::node::{Node, count, lock};
 use crate::put::Puts;
 use files::Files;
@@ -85,8 +86,9 @@ impl Gate {
         let denied = |error: &dyn std::fmt::Display| Refusal::new(Code::Denied, error.to_string());
         let ticket = request.ticket.as_ref().try_into();
         let ticket = ticket.map_err(|_| denied(&"the ticket is not 16 bytes long"))?;
-        lock(&node.sessions).redeem(request.session, &ticket, node.clock.now()).map_err(|error| denied(&error))?;
-        let handler = SessionHandler { server: Arc::clone(server) };
+        let redeemed = lock(&node.sessions).redeem(request.session, &ticket, node.clock.now());
+        let who = redeemed.map_err(|error| denied(&error))?;
+        let handler = SessionHandler { server: Arc::clone(server), who };
         Ok(Joined { session: request.session, events: server.puts.events(), handler: Arc::new(handler) })
     }
 }
@@ -125,6 +127,8 @@ impl Admit for Gate {
 /// Serves the requests of one connection.
 struct SessionHandler {
     server: Arc<Server>,
+    /// Whose session it joined.
+    who: Option<Identity>,
 }
 
 impl Handler for SessionHandler {
@@ -133,7 +137,7 @@ impl Handler for SessionHandler {
         let Incoming { message, replier } = incoming;
         let reply = Answer(replier);
         match v1::RailRequest::decode(message) {
-            Ok(request) => self.server.rail_request(request, now, reply),
+            Ok(request) => self.server.rail_request(request, self.who.as_ref(), now, reply),
             Err(error) => {
                 count(&self.server.node.counters.invalid);
                 reply.refuse(&Refusal::new(Code::Invalid, format!("unreadable request: {error}")));
@@ -193,16 +197,16 @@ impl Server {
         self.puts.session_ended(session);
     }
 
-    fn rail_request(self: &Arc<Self>, request: v1::RailRequest, now: Time, answer: Answer) {
+    fn rail_request(self: &Arc<Self>, request: v1::RailRequest, who: Option<&Identity>, now: Time, answer: Answer) {
         if let Err(refusal) = self.node.check_scope(request.scope.as_ref()) {
             return answer.refuse(&refusal);
         }
         let due = Due::of(now, request.time_left_microseconds);
         match request.body {
             Some(rail_request::Body::Check(check)) => self.check(&check, answer),
-            Some(rail_request::Body::Lookup(lookup)) => self.rail_lookup(&lookup, due, answer),
-            Some(rail_request::Body::Fetch(fetch)) => self.fetch(fetch, due, answer),
-            Some(rail_request::Body::Pin(pin)) => self.pin(&pin, now, answer),
+            Some(rail_request::Body::Lookup(lookup)) => self.rail_lookup(&lookup, who, due, answer),
+            Some(rail_request::Body::Fetch(fetch)) => self.fetch(fetch, who, due, answer),
+            Some(rail_request::Body::Pin(pin)) => self.pin(&pin, who, now, answer),
             Some(rail_request::Body::Lease(_)) => {
                 count(&self.node.counters.lease_renewals);
                 let lease_milliseconds = u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX);

@@ -18,6 +18,7 @@ mod lock;
 pub mod logdir;
 mod marker;
 mod open;
+pub(crate) mod private;
 
 #[cfg(test)]
 pub(crate) mod simdisk;

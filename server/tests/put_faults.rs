@@ -333,6 +333,7 @@ fn i10_a_rail_whose_address_is_not_here_yet_costs_that_rail_alone() {
         connect_deadline: common::LONG,
         metadata_deadline: common::LONG,
         software: "test".into(),
+        tls: None,
     };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let control = railfs_engine::control::Control::new(status, runtime.handle().clone(), Box::new(|_| {}));

@@ -310,6 +310,7 @@ fn what_answers_and_is_no_railfsd_is_called_so() {
         connect_deadline: Duration::from_secs(3),
         metadata_deadline: Duration::from_secs(5),
         software: "test".into(),
+        tls: None,
     };
     let control = Control::new(config, runtime.handle().clone(), Box::new(|_| {}));
     let said = runtime.block_on(control.connect()).unwrap_err().to_string();
@@ -326,6 +327,7 @@ fn another_store_at_the_address_is_named() {
         connect_deadline: Duration::from_secs(3),
         metadata_deadline: Duration::from_secs(5),
         software: "test".into(),
+        tls: None,
     };
     let control = Control::new(config.clone(), runtime.handle().clone(), Box::new(|_| {}));
     let error = runtime.block_on(control.connect()).unwrap_err();

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod certs;
 pub mod cluster;
 pub mod data;
 pub mod model;

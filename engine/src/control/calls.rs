@@ -1,6 +1,6 @@
 //! The calls: each with a deadline, tried again over another connection where the first one broke.
 
-use super::connect::causes;
+use super::dial::causes;
 use super::outcome::{error_of, reply_error};
 use super::{Control, Link, Session};
 use crate::client::{ListEntry, ListQuery, Listing, PutDone};

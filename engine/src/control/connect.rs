@@ -1,8 +1,10 @@
 //! Connecting: every address that is known, the first good hello wins.
 
+use super::dial::{self, causes};
 use super::outcome::hello_error;
 use super::{Control, Link, Session};
 use crate::error::{Error, Result};
+use crate::tls::Files;
 use bytes::Bytes;
 use railfs_proto::descriptor::Id;
 use railfs_proto::hello::{Hello, HelloError};
@@ -12,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// An address that does not answer delays the next one by this much, not by its whole deadline.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -22,40 +24,11 @@ const FIRST_TICKETS: u32 = 8;
 const MOST_TICKETS: u32 = 64;
 /// A ticket that came with a hello so long ago is not used: asking anew finds out whether the session still lives.
 const TICKET_FRESH: Duration = Duration::from_secs(1);
-/// A silent connection is asked for a sign of life this often,
-const KEEPALIVE: Duration = Duration::from_secs(1);
-/// and given up after this long without one.
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
-
-fn endpoint(address: &str, deadline: Duration) -> Result<Endpoint> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| Error::Invalid(format!("\"{address}\" is not an address (HOST:PORT): {error}")))?;
-    Ok(endpoint
-        .connect_timeout(deadline)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .keep_alive_while_idle(true))
-}
-
-/// The whole chain of causes: tonic's own words say little.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        next = cause.source();
-    }
-    text
-}
-
 /// Says hello over a connection.
 async fn say_hello(
     client: &mut ControlClient<Channel>,
     address: &str,
+    files: Option<&Arc<Files>>,
     request: &v1::HelloRequest,
     deadline: Instant,
 ) -> Result<Hello> {
@@ -67,7 +40,8 @@ async fn say_hello(
         tonic::Code::Unimplemented => {
             unreachable(format!("something answers there, but it is not railfsd ({})", causes(&status)))
         }
-        // The connection failed: this is not what a server has said.
+        // The connection failed: this is not what a server has said. Unless it was about TLS, which can be said so only.
+        _ if dial::refusal(address, &causes(&status), files).is_some() => dial::explain(address, &status, files),
         _ if std::error::Error::source(&status).is_some() => unreachable(format!(
             "it took the connection and gave no answer to hello: a railfsd that is ending, or not the control port of one \
              (which is 7420 unless configured, not that of a rail) ({})",
@@ -86,18 +60,29 @@ async fn say_hello(
     })
 }
 
-async fn connect_one(
+/// An address, and what must be so of whoever answers there.
+struct Attempt {
     address: String,
-    request: v1::HelloRequest,
-    deadline: Duration,
-) -> Result<(String, ControlClient<Channel>, Hello)> {
-    let unreachable = |detail| Error::Unreachable { peer: address.clone(), detail };
-    let end = Instant::now() + deadline;
-    let channel = timeout(deadline, endpoint(&address, deadline)?.connect()).await;
-    let channel = channel.map_err(|_| unreachable(format!("no connection within {deadline:?}")))?;
-    let mut client = ControlClient::new(channel.map_err(|error| unreachable(causes(&error)))?);
-    let hello = say_hello(&mut client, &address, &request, end).await?;
-    Ok((address, client, hello))
+    /// The address whose host must stand in the server's certificate.
+    named: String,
+    files: Option<Arc<Files>>,
+}
+
+impl Attempt {
+    async fn run(
+        self,
+        request: v1::HelloRequest,
+        deadline: Duration,
+    ) -> Result<(String, ControlClient<Channel>, Hello)> {
+        let Attempt { address, named, files } = self;
+        let end = Instant::now() + deadline;
+        let channel = timeout(deadline, dial::channel(&address, &named, files.as_ref(), deadline)).await;
+        let late =
+            |_| Error::Unreachable { peer: address.clone(), detail: format!("no connection within {deadline:?}") };
+        let mut client = ControlClient::new(channel.map_err(late)??);
+        let hello = say_hello(&mut client, &address, files.as_ref(), &request, end).await?;
+        Ok((address, client, hello))
+    }
 }
 
 impl Control {
@@ -128,6 +113,14 @@ impl Control {
             }
         }
         known
+    }
+
+    /// The address whose host the certificate of the server at `address` must name: its own, if it was given; that of the
+    /// first which was, if it is one that hello listed. So whoever is believed was named by the user.
+    fn named(&self, address: &str) -> String {
+        let given = &self.config.addresses;
+        let own = given.iter().find(|other| *other == address).or_else(|| given.first());
+        own.map_or_else(|| address.to_owned(), Clone::clone)
     }
 
     /// The connection in use; another one where there is none, or where it is the one that `failed`.
@@ -174,10 +167,11 @@ impl Control {
         let limit = self.config.connect_deadline.min(deadline.saturating_duration_since(Instant::now()));
         for (place, address) in (0u32..).zip(self.known_addresses()) {
             let request = request.clone();
+            let attempt = Attempt { named: self.named(&address), address, files: self.config.tls.clone() };
             attempts.spawn_on(
                 async move {
                     sleep(STAGGER * place.min(8)).await;
-                    connect_one(address, request, limit).await
+                    attempt.run(request, limit).await
                 },
                 &self.runtime,
             );
@@ -315,7 +309,7 @@ impl Control {
         let link = &self.state().link.clone().unwrap_or_else(|| link.clone());
         let request = self.request(tickets);
         let mut client = link.client.clone();
-        let hello = say_hello(&mut client, &link.address, &request, deadline).await;
+        let hello = say_hello(&mut client, &link.address, self.config.tls.as_ref(), &request, deadline).await;
         self.note(&hello);
         if let Err(Error::WrongStore { .. }) = &hello {
             // The channel has connected anew, to somebody else: other addresses may still lead to the right one.

@@ -4,7 +4,7 @@
 //! caller that is slow is found out by the server, and nothing piles up on either side. A watch belongs to one connection:
 //! when that breaks, the caller begins another where the last page said to go on.
 
-use super::connect::causes;
+use super::dial::causes;
 use super::outcome::error_of;
 use super::{Control, Link};
 use crate::error::{Error, Result};

@@ -10,6 +10,7 @@ mod tree;
 use super::format;
 use super::report::Report;
 use super::show::end_of_output;
+use super::target::Target;
 use crate::failure::{Failure, io};
 use place::{Kept, Temporary};
 use railfs_engine::client::{Client, Found, Object};
@@ -50,19 +51,19 @@ pub struct Settings {
 ///
 /// # Errors
 /// See the module.
-pub fn get(url: &Url, file: &Path, settings: &Settings, report: &Report) -> Result<(), Failure> {
+pub(super) fn get(url: &Target, file: &Path, settings: &Settings, report: &Report) -> Result<(), Failure> {
     let result = get_url(url, file, settings, report);
     let said = report.end();
     result.and(said)
 }
 
-fn get_url(url: &Url, file: &Path, settings: &Settings, report: &Report) -> Result<(), Failure> {
+fn get_url(url: &Target, file: &Path, settings: &Settings, report: &Report) -> Result<(), Failure> {
     if file.as_os_str() == "-" && (url.object().is_none() || url.directory || settings.recursive) {
         return Err(Failure::usage(format!(
             "{url}: a directory cannot go to standard output, name a directory for it"
         )));
     }
-    let client = super::connect(url)?;
+    let client = url.connect()?;
     let result = match url.object().filter(|_| !url.directory) {
         Some(name) => get_named(&client, url, &name, file, settings, report),
         None => tree::get(&client, url, file, settings, report),

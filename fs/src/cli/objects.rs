@@ -3,9 +3,10 @@
 //! Guarantees: a list of any length is shown page by page in bounded memory; names are shown as their raw bytes (on a
 //! terminal, which some bytes command, escaped), and in JSON as text beside a URL that is exact.
 
+use super::format;
 use super::list::Pages;
 use super::show::end_of_output;
-use super::{connect, format};
+use super::target::Target;
 use crate::failure::Failure;
 use crate::status::Directory;
 use railfs_engine::client::{Client, Found, ListEntry, Object};
@@ -31,9 +32,9 @@ struct Style {
 ///
 /// # Errors
 /// Not found (3), unreachable (5).
-pub fn ls(url: &Url, long: bool, recursive: bool, json: bool) -> Result<(), Failure> {
+pub(super) fn ls(url: &Target, long: bool, recursive: bool, json: bool) -> Result<(), Failure> {
     let style = Style { long, json, recursive, escaped: std::io::stdout().is_terminal() };
-    let client = connect(url)?;
+    let client = url.connect()?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let result = list(&client, url, style, &mut out);
     client.close();
@@ -123,14 +124,14 @@ pub fn attributes(descriptor: &Descriptor) -> serde_json::Map<String, Value> {
 ///
 /// # Errors
 /// Not found (3), a directory (1), unreachable (5).
-pub fn stat(url: &Url, json: bool) -> Result<(), Failure> {
+pub(super) fn stat(url: &Target, json: bool) -> Result<(), Failure> {
     let name = url.object().filter(|_| !url.directory);
     let Some(name) = name else {
         return Err(Failure::usage(format!(
             "{url} names a directory: stat takes one object, `railfs ls` lists directories"
         )));
     };
-    let client = connect(url)?;
+    let client = url.connect()?;
     let found = Client::wait(|done| client.lookup(&name, done));
     // Where the directories are: worth showing, not worth failing for.
     let directories: Vec<Directory> = match &found {
@@ -235,12 +236,12 @@ fn stat_text(object: &Object, directories: &[Directory]) -> String {
 ///
 /// # Errors
 /// Not found (3), conflict (4), a directory (1), unreachable (5).
-pub fn rm(url: &Url, if_version: Option<u64>, json: bool) -> Result<(), Failure> {
+pub(super) fn rm(url: &Target, if_version: Option<u64>, json: bool) -> Result<(), Failure> {
     let name = url.object().filter(|_| !url.directory);
     let Some(name) = name else {
         return Err(Failure::usage(format!("{url} names a directory: rm deletes one object, name those below it")));
     };
-    let client = connect(url)?;
+    let client = url.connect()?;
     let result = client.delete(&name, if_version).map_err(|error| match error {
         Error::NotFound(text) => match Client::wait(|done| client.lookup(&name, done)) {
             Ok(Found::Directory(..)) => {

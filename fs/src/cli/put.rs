@@ -8,6 +8,7 @@ mod source;
 
 use super::format;
 use super::report::Report;
+use super::target::Target;
 use super::walk::{self, Item, Source as Kind};
 use crate::failure::{Failure, io};
 use railfs_engine::client::{Client, PutDone, PutOptions};
@@ -75,14 +76,14 @@ impl Settings {
 ///
 /// # Errors
 /// See the module.
-pub fn put(source: &Path, url: &Url, settings: &Settings, report: &Arc<Report>) -> Result<(), Failure> {
+pub(super) fn put(source: &Path, url: &Target, settings: &Settings, report: &Arc<Report>) -> Result<(), Failure> {
     let put = if source.as_os_str() == "-" { put_standard_input } else { put_path };
     let result = put(source, url, settings, report);
     let said = report.end();
     result.and(said)
 }
 
-fn put_standard_input(_: &Path, url: &Url, settings: &Settings, report: &Arc<Report>) -> Result<(), Failure> {
+fn put_standard_input(_: &Path, url: &Target, settings: &Settings, report: &Arc<Report>) -> Result<(), Failure> {
     let name = url.object().filter(|_| !url.directory).ok_or_else(|| {
         Failure::usage(format!("{url} names a directory: standard input has no name, so the URL must name the object"))
     })?;
@@ -93,7 +94,7 @@ fn put_standard_input(_: &Path, url: &Url, settings: &Settings, report: &Arc<Rep
     let size = source.size();
     report.expect(size);
     let options = options(settings, STANDARD_INPUT_MODE, now(), None);
-    let client = super::connect(url)?;
+    let client = url.connect()?;
     let result = client.put(&name, source, options);
     client.close();
     let done = result.map_err(|error| named("standard input", error))?;
@@ -101,7 +102,7 @@ fn put_standard_input(_: &Path, url: &Url, settings: &Settings, report: &Arc<Rep
     Ok(())
 }
 
-fn put_path(source: &Path, url: &Url, settings: &Settings, report: &Arc<Report>) -> Result<(), Failure> {
+fn put_path(source: &Path, url: &Target, settings: &Settings, report: &Arc<Report>) -> Result<(), Failure> {
     let (kind, _) = walk::source(source).map_err(Failure::failed)?;
     let items = match kind {
         Kind::File => vec![Item { path: source.to_owned(), key: key_of_file(source, url)? }],
@@ -118,7 +119,7 @@ fn put_path(source: &Path, url: &Url, settings: &Settings, report: &Arc<Report>)
             walk.items
         }
     };
-    let client = super::connect(url)?;
+    let client = url.connect()?;
     let result = put_all(&client, url, &items, settings, report);
     client.close();
     result

@@ -3,9 +3,10 @@
 //! Guarantees: every change below the URL is shown once and in order, also over restarts of the server and broken
 //! connections; a failure says from which number to go on.
 
+use super::format;
 use super::objects::{attributes, name_bytes};
 use super::show::end_of_output;
-use super::{connect, format};
+use super::target::Target;
 use crate::failure::Failure;
 use railfs_engine::client::Client;
 use railfs_engine::control::WatchQuery;
@@ -45,8 +46,8 @@ enum Style {
 ///
 /// # Errors
 /// Unreachable for too long (5); a number that is too old or was never given, or cut off for being slow (1).
-pub fn watch(url: &Url, settings: Settings) -> Result<(), Failure> {
-    let client = connect(url)?;
+pub(super) fn watch(url: &Target, settings: Settings) -> Result<(), Failure> {
+    let client = url.connect()?;
     let mut out = std::io::stdout().lock();
     let result = follow(&client, url, settings, &mut out);
     client.close();

@@ -1,12 +1,14 @@
 //! The control socket of a mount: one JSON request a line, one JSON answer a line.
 //!
-//! Guarantees: only this user reaches it (the directory's mode); a request is bounded in size and time, so a caller that
+//! Guarantees: only this user reaches it (mode 0600, in a directory of mode 0700); a request is bounded in size and time, so a caller that
 //! says nothing cannot keep others out for longer than that; any bytes give an answer or the end of the connection.
 
 use crate::failure::{Failure, io};
 use crate::status::Document;
 use serde::{Deserialize, Serialize};
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,6 +55,8 @@ impl Control {
     pub fn listen(path: &Path, status: impl Fn() -> Document + Send + 'static) -> Result<Control, Failure> {
         let _ = std::fs::remove_file(path); // Left by a crash: the place's lock is ours.
         let listener = UnixListener::bind(path).map_err(|error| io(path.display(), &error))?;
+        // The directory lets nobody else in; where it is not what it should be, this still holds.
+        std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| io(path.display(), &error))?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let serve = move || {
@@ -140,6 +144,7 @@ mod tests {
         let given = document.clone();
         let control = Control::listen(&path, move || given.clone()).unwrap();
         assert_eq!(ask_status(&path).unwrap(), document);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
         for bad in [&b"nonsense\n"[..], b"{\"request\":\"halt\"}\n", &[b'x'; 9999], b"\xff\n"] {
             let stream = UnixStream::connect(&path).unwrap();
             let _ = (&stream).write_all(bad);

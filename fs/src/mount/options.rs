@@ -5,14 +5,17 @@
 
 use crate::failure::Failure;
 use crate::ops::{Io, MAX_READ, Mode};
+use crate::tls;
 use railfs_engine::client::{CheckWay, Config, ManualRail, Opening, Rdma};
+use railfs_engine::tls::Files;
 use railfs_proto::limits::{MAX_PAGE, RAIL_TIMES, STOP_DEADLINE};
 use railfs_proto::units::{format_duration, format_size, parse_duration, parse_size};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every key, as it is listed in messages.
-pub const KEYS: [&str; 30] = [
+pub const KEYS: [&str; 33] = [
     "ro",
     "nosuid",
     "nodev",
@@ -43,6 +46,9 @@ pub const KEYS: [&str; 30] = [
     "uid",
     "gid",
     "umask",
+    "cert",
+    "key",
+    "ca",
 ];
 
 /// The ways of opening memory to a server, by their names.
@@ -111,6 +117,8 @@ pub struct Options {
     pub gid: Option<u32>,
     /// Permission bits that nothing has, 0777 at most.
     pub umask: u16,
+    /// The files of mutual TLS, in the order of [`tls::NAMES`]: all of them or none, once [`Options::complete`] was there.
+    pub tls: [Option<PathBuf>; 3],
 }
 
 impl Default for Options {
@@ -145,6 +153,7 @@ impl Default for Options {
             uid: None,
             gid: None,
             umask: 0,
+            tls: Default::default(),
         }
     }
 }
@@ -220,11 +229,35 @@ impl Options {
             "uid" => self.uid = Some(id(key, value)?),
             "gid" => self.gid = Some(id(key, value)?),
             "umask" => self.umask = umask(key, value)?,
+            "cert" | "key" | "ca" if !value.starts_with('/') => {
+                return wrong(format!("\"{value}\" is not an absolute path: write it from / on"));
+            }
+            "cert" => self.tls[0] = Some(PathBuf::from(value)),
+            "key" => self.tls[1] = Some(PathBuf::from(value)),
+            "ca" => self.tls[2] = Some(PathBuf::from(value)),
             "rw" => return Err(Failure::usage("option rw: a railfs mount is read-only, leave it out or say ro")),
             "" => return Err(Failure::usage("an empty option: there is a comma too many after -o")),
             _ => return Err(unknown(key)),
         }
         Ok(())
+    }
+
+    /// With what the environment says of options that were not given; files that must go together are checked, and read once.
+    ///
+    /// # Errors
+    /// Exit code 2.
+    pub fn complete(mut self, environment: impl Fn(&str) -> Option<OsString>) -> Result<Options, Failure> {
+        if let Some(files) = tls::files(std::mem::take(&mut self.tls), true, environment)? {
+            files.client().map_err(|error| Failure::usage(error.to_string()))?;
+            self.tls = [Some(files.cert), Some(files.key), Some(files.ca)];
+        }
+        Ok(self)
+    }
+
+    fn files(&self) -> Option<Files> {
+        // One of them alone never means a plain connection: the others are then not found.
+        let path = |place: usize| self.tls.get(place).cloned().flatten().unwrap_or_default();
+        self.tls.iter().any(Option::is_some).then(|| Files { cert: path(0), key: path(1), ca: path(2) })
     }
 
     /// What the client is told. `address` is "host:port".
@@ -248,6 +281,7 @@ impl Options {
             refuse_shortage: true,
             check: self.check,
             opening: self.rdma_opening,
+            tls: self.files(),
             ..Config::default()
         }
     }
@@ -321,6 +355,8 @@ fn example(key: &str) -> &'static str {
         "readahead" => "16MiB",
         "threads" | "workers" => "4",
         "log" => "/var/log/railfs.log",
+        "cert" | "ca" => "/etc/railfs/client.pem",
+        "key" => "/etc/railfs/client.key",
         "uid" | "gid" => "1000",
         "umask" => "027",
         "rails" => "mlx5_0@10.0.0.2~10.0.0.1",
@@ -419,6 +455,7 @@ mod tests {
             "mode=snapshot,io=cached,readahead=0,read_timeout=2s,metadata_timeout=1500ms,connect_timeout=1s,metadata_ttl=0s,log=/a\\,b",
             "retry=5min,stop_timeout=3s,rdma_opening=arena,check=read",
             "uid=1000,gid=0,umask=027",
+            "cert=/c\\,d,key=/k,ca=/a",
             "request_timeout=200ms,cq_timeout=30s,rails=rxe0@10.9.0.2~10.9.0.1+tcp~fabric",
         ];
         let options = Options::parse(&lists).unwrap();
@@ -450,6 +487,7 @@ mod tests {
             uid: Some(1000),
             gid: Some(0),
             umask: 0o027,
+            tls: [Some("/c,d".into()), Some("/k".into()), Some("/a".into())],
         };
         assert_eq!(options, want);
         let config = options.client_config("h:1".to_owned());
@@ -458,6 +496,11 @@ mod tests {
         assert_eq!(config.check, CheckWay::Read);
         assert_eq!((config.read_deadline, config.addresses), (Duration::from_secs(2), vec!["h:1".to_owned()]));
         assert_eq!((config.cq_wait, config.request_deadline), (Duration::from_secs(30), Duration::from_millis(200)));
+        let files = config.tls.unwrap();
+        assert_eq!((files.cert, files.key, files.ca), ("/c,d".into(), "/k".into(), "/a".into()));
+        let part = Options::parse(&["key=/k"]).unwrap();
+        assert!(part.client_config("h:1".to_owned()).tls.is_some(), "never plain where a certificate was meant");
+        assert!(part.complete(|_| None).unwrap_err().message.starts_with("cert, key and ca go together: key "));
         assert_eq!((config.rdma, config.rails.len(), config.refuse_shortage), (Rdma::Required, 2, true));
         let off = Options::parse(&["no_rdma"]).unwrap();
         assert_eq!(off.client_config("h:1".to_owned()).rdma, Rdma::Off);
@@ -494,6 +537,8 @@ mod tests {
         assert_eq!(fails("rails"), "option rails: needs a value, as in rails=mlx5_0@10.0.0.2~10.0.0.1");
         assert!(fails("require_rdma,no_rdma").contains("contradict each other"));
         assert!(fails("log=").contains("needs a path"));
+        assert_eq!(fails("key=k"), "option key: \"k\" is not an absolute path: write it from / on");
+        assert_eq!(fails("ca"), "option ca: needs a value, as in ca=/etc/railfs/client.pem");
         assert!(fails("ro\\").starts_with("unknown option"));
         for wrong in ["uid=root", "gid=-1", "uid=+1", "uid=4294967295", "gid="] {
             assert!(fails(wrong).contains("is not a number from 0 to 4294967294"), "{wrong}");

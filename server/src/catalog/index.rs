@@ -15,6 +15,7 @@ pub(super) use read::Reader;
 pub(super) use tables::{Kept, Tables, Verdict};
 
 use super::start_error::StartError;
+use crate::store::private;
 use overflow::{Overflow, Shared};
 use railfs_proto::descriptor::Id;
 use redb::{Builder, Database, DatabaseError, Durability, ReadableDatabase, StorageError, WriteTransaction};
@@ -68,7 +69,7 @@ impl Index {
     pub(super) fn open(state_dir: &Path, store: Id, epoch: u64, memory: u64) -> Result<Opened, StartError> {
         let path = state_dir.join(FILE);
         let broken = |why: String| StartError::Index { path: path.display().to_string(), why };
-        std::fs::create_dir_all(state_dir).map_err(|error| broken(error.to_string()))?;
+        private::directories(state_dir).map_err(|error| broken(error.to_string()))?;
         let was_there = std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() > 0);
         let discarded = match open_file(&path, memory) {
             Ok((database, overflow)) => {

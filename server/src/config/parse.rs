@@ -1,5 +1,6 @@
 //! The one pure parser of the configuration: text in, a checked [`Config`] or an error with its place out.
 
+use super::security::{namespaces, security};
 use super::{
     Config, ConfigError, DEFAULT_MAX_PINS, DEFAULT_MAX_REGISTERED, DEFAULT_PIN_LEASE, DEFAULT_RAIL_PORT,
     DEFAULT_RETENTION, DEFAULT_STATE_DIR, MIN_MAX_REGISTERED, MIN_RDMA_REGISTERED, PutConfig, RDMA, RailConfig,
@@ -30,6 +31,7 @@ pub(super) const TOP: &[&str] = &[
     "retention",
     "timeouts",
     "security",
+    "namespace",
 ];
 pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("control", &["listen"]),
@@ -38,7 +40,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("memory", &["max_registered"]),
     ("retention", &["superseded", "pin_lease", "max_pins"]),
     ("timeouts", &["cq", "request"]),
-    ("security", &["insecure"]),
+    ("security", &["insecure", "cert", "key", "client_ca"]),
+    ("namespace", &["name", "readers", "writers"]),
 ];
 /// Most stripe directories of one node: components are at most as many.
 const MAX_DIRECTORIES: usize = MAX_WIDTH as usize;
@@ -62,7 +65,7 @@ impl Origin {
     }
 }
 
-struct Source<'a> {
+pub(super) struct Source<'a> {
     text: &'a str,
     file: &'a str,
 }
@@ -77,7 +80,7 @@ impl Source<'_> {
         let key = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.\"".contains(&byte);
         if text.bytes().all(key) { text } else { "" }
     }
-    fn error(&self, span: Option<Range<usize>>, key: &str, problem: impl Into<String>) -> ConfigError {
+    pub(super) fn error(&self, span: Option<Range<usize>>, key: &str, problem: impl Into<String>) -> ConfigError {
         ConfigError {
             file: self.file.to_owned(),
             line: span.map(|span| self.line(span.start)),
@@ -88,16 +91,20 @@ impl Source<'_> {
 }
 
 /// One table with its name ("" at the top).
-struct Section<'a> {
+pub(super) struct Section<'a> {
     source: &'a Source<'a>,
     name: &'a str,
     table: Option<&'a DeTable<'a>>,
 }
 
-type Value<'a> = &'a Spanned<DeValue<'a>>;
+pub(super) type Value<'a> = &'a Spanned<DeValue<'a>>;
 
 impl<'a> Section<'a> {
-    fn new(source: &'a Source<'a>, name: &'a str, table: Option<&'a DeTable<'a>>) -> Result<Self, ConfigError> {
+    pub(super) fn new(
+        source: &'a Source<'a>,
+        name: &'a str,
+        table: Option<&'a DeTable<'a>>,
+    ) -> Result<Self, ConfigError> {
         let known = if name.is_empty() { TOP } else { SECTIONS.iter().find(|(n, _)| *n == name).map_or(TOP, |s| s.1) };
         for (key, _) in table.into_iter().flat_map(|table| table.iter()) {
             let word: &str = key.get_ref();
@@ -113,16 +120,16 @@ impl<'a> Section<'a> {
     fn path(&self, key: &str) -> String {
         path(self.name, key)
     }
-    fn error(&self, value: Value<'_>, key: &str, problem: impl Into<String>) -> ConfigError {
+    pub(super) fn error(&self, value: Value<'_>, key: &str, problem: impl Into<String>) -> ConfigError {
         self.source.error(Some(value.span()), &self.path(key), problem)
     }
-    fn get(&self, key: &str) -> Option<Value<'a>> {
+    pub(super) fn get(&self, key: &str) -> Option<Value<'a>> {
         self.table?.iter().find(|(k, _)| k.get_ref().as_ref() == key).map(|(_, value)| value)
     }
-    fn wrong(&self, value: Value<'_>, key: &str, want: &str) -> ConfigError {
+    pub(super) fn wrong(&self, value: Value<'_>, key: &str, want: &str) -> ConfigError {
         self.error(value, key, format!("is a TOML {}; it must be {want}", value.get_ref().type_str()))
     }
-    fn string(&self, key: &str, want: &str) -> Result<Option<(&'a str, Value<'a>)>, ConfigError> {
+    pub(super) fn string(&self, key: &str, want: &str) -> Result<Option<(&'a str, Value<'a>)>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let text = value.get_ref().as_str().ok_or_else(|| self.wrong(value, key, want))?;
         if text.is_empty() {
@@ -166,7 +173,7 @@ impl<'a> Section<'a> {
         let duration = parse_duration(text).map_err(|error| self.error(value, key, error.to_string()))?;
         Ok(Some((duration, value)))
     }
-    fn boolean(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+    pub(super) fn boolean(&self, key: &str) -> Result<Option<bool>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.get_ref().as_bool().map(Some).ok_or_else(|| self.wrong(value, key, "true or false"))
     }
@@ -246,9 +253,12 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
         return Err(ConfigError { file: file.to_owned(), line, key: "stripe_dirs".to_owned(), problem });
     }
 
-    let insecure = table(&top, "security")?.boolean("insecure")?.unwrap_or(false);
-    let control = control(&table(&top, "control")?, insecure)?;
-    let rails = rails(&source, &top, &control, insecure)?;
+    let (insecure, tls) = security(&table(&top, "security")?)?;
+    let namespaces = namespaces(&source, &top, tls.is_some())?;
+    // A rail is plain in any case: what joins it shows a ticket, which only comes over the control connection.
+    let open = insecure || tls.is_some();
+    let control = control(&table(&top, "control")?, open)?;
+    let rails = rails(&source, &top, &control, open)?;
     let put_section = table(&top, "put")?;
     let put = put(&put_section)?;
     if let (Some(width), Some(value)) = (put.width, put_section.get("width"))
@@ -337,6 +347,9 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
         cq_timeout,
         request_timeout,
         insecure,
+        tls,
+        namespaces,
+        file: None,
     };
     Ok((config, Origin { file: file.to_owned(), directories }))
 }
@@ -351,7 +364,7 @@ fn table<'a>(top: &Section<'a>, name: &'a str) -> Result<Section<'a>, ConfigErro
     Section::new(top.source, name, table)
 }
 
-fn absolute(section: &Section<'_>, value: Value<'_>, key: &str, text: &str) -> Result<PathBuf, ConfigError> {
+pub(super) fn absolute(section: &Section<'_>, value: Value<'_>, key: &str, text: &str) -> Result<PathBuf, ConfigError> {
     let path = Path::new(text);
     if !path.is_absolute() {
         return Err(section.error(value, key, format!("\"{text}\" is a relative path: write it from / on")));
@@ -396,19 +409,20 @@ fn guarded(
     section: &Section<'_>,
     value: Value<'_>,
     address: SocketAddr,
-    insecure: bool,
+    open: bool,
 ) -> Result<SocketAddr, ConfigError> {
-    if is_loopback(&address) || insecure {
+    if is_loopback(&address) || open {
         return Ok(address);
     }
     let problem = format!(
         "{address} can be reached from other machines and connections are not encrypted: \
-         set `insecure = true` under [security] to accept that, or listen on a loopback address"
+         set cert, key and client_ca under [security] for mutual TLS, \
+         set `insecure = true` there to accept that, or listen on a loopback address"
     );
     Err(section.error(value, "listen", problem))
 }
 
-fn control(section: &Section<'_>, insecure: bool) -> Result<Vec<SocketAddr>, ConfigError> {
+fn control(section: &Section<'_>, open: bool) -> Result<Vec<SocketAddr>, ConfigError> {
     let want = "an address, a list of addresses, or \"*\"";
     let Some(list) = section.strings("listen", want)? else {
         return Ok(vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), DEFAULT_CONTROL_PORT)]);
@@ -416,7 +430,7 @@ fn control(section: &Section<'_>, insecure: bool) -> Result<Vec<SocketAddr>, Con
     let mut addresses = Vec::new();
     for (text, value) in list {
         let address = section.address(value, "listen", text, DEFAULT_CONTROL_PORT)?;
-        let address = guarded(section, value, address, insecure)?;
+        let address = guarded(section, value, address, open)?;
         if addresses.contains(&address) && address.port() != 0 {
             return Err(section.error(value, "listen", format!("{address} is listed twice")));
         }
@@ -432,7 +446,7 @@ fn rails(
     source: &Source<'_>,
     top: &Section<'_>,
     control: &[SocketAddr],
-    insecure: bool,
+    open: bool,
 ) -> Result<Vec<RailConfig>, ConfigError> {
     let default_host = control.first().map_or(Ipv4Addr::LOCALHOST.into(), SocketAddr::ip);
     let default = || RailConfig {
@@ -489,7 +503,7 @@ fn rails(
                 if ip.is_unspecified() || ip.is_multicast() {
                     return Err(section.error(value, "listen", problem()));
                 }
-                rail.listen = guarded(&section, value, SocketAddr::new(ip, 0), insecure)?;
+                rail.listen = guarded(&section, value, SocketAddr::new(ip, 0), open)?;
                 if rails.iter().any(|other| other.is_rdma() && other.listen == rail.listen) {
                     return Err(section.error(value, "listen", format!("{ip} is listed twice")));
                 }
@@ -500,7 +514,7 @@ fn rails(
             }
             Some((text, value)) => {
                 let address = section.address(value, "listen", text, DEFAULT_RAIL_PORT)?;
-                rail.listen = guarded(&section, value, address, insecure)?;
+                rail.listen = guarded(&section, value, address, open)?;
                 let taken = |other: &SocketAddr| *other == rail.listen && rail.listen.port() != 0;
                 if rails.iter().any(|other| taken(&other.listen)) || control.iter().any(taken) {
                     return Err(section.error(value, "listen", format!("{address} is listed twice")));

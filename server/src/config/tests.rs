@@ -51,7 +51,15 @@ max_pins = 20
 cq = "100 ms"
 request = "30 s"
 [security]
-insecure = true
+cert = "/etc/railfs/server.pem"
+key = "/etc/railfs/server.key"
+client_ca = "/etc/railfs/clients.pem"
+[[namespace]]
+name = "models"
+readers = ["alice", "*"]
+writers = ["bob"]
+[[namespace]]
+name = "*"
 "#;
 
 #[test]
@@ -65,6 +73,16 @@ fn every_key_is_read_and_the_resolved_form_reads_back() {
     assert_eq!((config.pin_lease, config.max_pins), (Duration::from_secs(3), 20));
     assert_eq!((config.cq_timeout, config.request_timeout), (Duration::from_millis(100), Duration::from_secs(30)));
     assert_eq!((config.rails[0].announce, config.rails[1].announce), (true, false));
+    let files = config.tls.as_ref().unwrap();
+    assert_eq!(
+        (files.key.as_path(), files.ca.as_path()),
+        (Path::new("/etc/railfs/server.key"), Path::new("/etc/railfs/clients.pem"))
+    );
+    assert_eq!((config.insecure, config.namespaces.len()), (false, 2));
+    assert_eq!(
+        (&config.namespaces[0].readers[1], &config.namespaces[0].writers[0]),
+        (&"*".to_owned(), &"bob".to_owned())
+    );
     assert_eq!(ok(&config.to_string()), config);
     let least = ok("stripe_dirs = [\"/a \\\" b\"]");
     assert_eq!(ok(&least.to_string()), least);
@@ -114,6 +132,18 @@ fn what_is_wrong_is_named_with_key_and_line() {
         ("[retention]\npin_lease = \"10 ms\"", "retention.pin_lease: is not from 1 s to 24 h"),
         ("[retention]\nmax_pins = 1", "retention.max_pins: must be a whole number from 2"),
         ("[security]\ninsecure = 1", "security.insecure: is a TOML integer"),
+        ("[security]\nkey = \"/k\"", "f.toml:3: security.key: needs the others beside it, and cert is missing"),
+        (
+            "[security]\ncert = \"/c\"\nkey = \"/k\"",
+            "f.toml:3: security.cert: needs the others beside it, and client_ca is missing",
+        ),
+        ("[security]\ncert = \"c\"", "security.cert: \"c\" is a relative path"),
+        (
+            "[security]\ninsecure = true\ncert = \"/c\"\nkey = \"/k\"\nclient_ca = \"/a\"",
+            "f.toml:4: security.cert: with it the control plane takes only TLS connections: leave `insecure = true` out",
+        ),
+        ("[[namespace]]\nname = \"a\"", "namespace: without TLS nobody can tell who a client is: set cert, key"),
+        ("[namespace]\nname = \"a\"", "namespace: is a TOML table; it must be written as [[namespace]]"),
         ("[control]\nlisten = \"nowhere\"", "f.toml:3: control.listen: \"nowhere\" is not an address"),
         ("[control]\nlisten = []", "control.listen: is empty"),
         ("[control]\nlisten = [\"127.0.0.1\", \"127.0.0.1:7420\"]", "listed twice"),
@@ -279,4 +309,33 @@ fn what_is_written_twice_and_what_is_too_wide_is_named() {
     let wide = said("stripe_dirs = [\"/a\", \"/b\"]\n[put]\nwidth = 9\n");
     assert!(wide.starts_with("f:3: put.width: 9 ") && wide.contains("stripe_dirs (2)"), "{wide}");
     assert_eq!(parse("stripe_dirs = \"/one\"", "f", "h").unwrap().0.stripe_dirs, [std::path::Path::new("/one")]);
+}
+
+#[test]
+fn rights_that_make_no_sense_are_named() {
+    let with = |rest: &str| {
+        let tls = "[security]\ncert = \"/c\"\nkey = \"/k\"\nclient_ca = \"/a\"\n";
+        refused(&format!("stripe_dirs = [\"/a\"]\n{tls}[[namespace]]\n{rest}"))
+    };
+    for (text, want) in [
+        ("readers = [\"a\"]", "f.toml:6: namespace.name: is missing; it must be the name of a namespace"),
+        ("name = \"A\"", "f.toml:7: namespace.name:"),
+        ("name = \"a\"\nreaders = \"x\"", "f.toml:8: namespace.readers: is a TOML string; it must be a list of names"),
+        ("name = \"a\"\nwriters = [\"\"]", "f.toml:8: namespace.writers: \"\" is no name of a client"),
+        ("name = \"a\"\nreader = []", "did you mean namespace.readers?"),
+        ("name = \"a\"\n[[namespace]]\nname = \"a\"", "f.toml:9: namespace.name: \"a\" has an entry already"),
+    ] {
+        let said = with(text);
+        assert!(said.contains(want), "{text}: {said}");
+    }
+}
+
+#[test]
+fn with_tls_other_machines_may_come_without_the_word_insecure() {
+    let config = ok(
+        "stripe_dirs = [\"/a\"]\n[control]\nlisten = \"*\"\n[security]\ncert = \"/c\"\nkey = \"/k\"\nclient_ca = \"/a\"",
+    );
+    assert!(config.control[0].ip().is_unspecified() && !config.insecure && config.tls.is_some());
+    let said = Config { file: Some("f.toml".into()), ..config }.check_tls().unwrap_err().to_string();
+    assert!(said.starts_with("f.toml: security.cert: /c: cannot be read"), "{said}");
 }

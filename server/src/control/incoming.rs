@@ -1,14 +1,22 @@
 //! The connections that the control plane takes.
 //!
 //! Guarantees: a connection that cannot be accepted (no descriptors are left) never ends the accepting: it is said once, and
-//! tried again until it passes.
+//! tried again until it passes. With TLS what comes out has had its handshake, and none waits for another's.
 
+use super::caller::Connection;
+use super::handshake::{Guard, accept};
+use crate::node::Node;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::time::Sleep;
-use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::transport::server::TcpIncoming;
 
 /// After an error: others may be freed meanwhile.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -52,10 +60,30 @@ impl<T, S: Stream<Item = io::Result<T>> + Unpin> Stream for Patient<S> {
     }
 }
 
+/// Connections that had their handshake and were not taken yet.
+const READY: usize = 16;
+
+/// What comes of a listener: with a guard by TLS only. To be called on a runtime.
+pub fn connections(
+    listener: TcpListener,
+    guard: Option<Arc<Guard>>,
+    node: Arc<Node>,
+) -> Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>> {
+    let incoming = Patient::new(TcpIncoming::from(listener).with_nodelay(Some(true)));
+    match guard {
+        None => Box::pin(incoming.map(|accepted| accepted.map(Connection::plain))),
+        Some(guard) => {
+            let (ready, taken) = mpsc::channel(READY);
+            // It ends when the stream is dropped.
+            tokio::spawn(accept(incoming, guard, node, ready));
+            Box::pin(ReceiverStream::new(taken))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio_stream::StreamExt;
 
     #[tokio::test(start_paused = true)]
     async fn errors_pass_and_what_comes_after_them_is_taken() {

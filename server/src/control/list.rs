@@ -1,5 +1,6 @@
 //! Lists, in pages that fit a message.
 
+use crate::access::{Identity, Need};
 use crate::catalog::{Entry, List};
 use crate::node::Node;
 use prost::Message;
@@ -16,11 +17,12 @@ const PAGE_BYTES: usize = 1 << 20;
 /// One page.
 ///
 /// # Errors
-/// `Invalid`, `NotFound` (nobody ever wrote to the namespace), a wrong scope, `Unavailable`.
-pub async fn list(node: &Node, request: v1::ListRequest) -> Result<v1::ListReply, Refusal> {
+/// `Invalid`, `NotFound` (nobody ever wrote to the namespace), a wrong scope, `Denied`, `Unavailable`.
+pub async fn list(node: &Node, request: v1::ListRequest, who: Option<&Identity>) -> Result<v1::ListReply, Refusal> {
     node.check_scope(request.scope.as_ref())?;
     let namespace =
         Namespace::new(&request.namespace).map_err(|error| Refusal::new(Code::Invalid, error.to_string()))?;
+    node.check_access(who, &namespace, Need::Read)?;
     for (what, bytes) in [("prefix", &request.prefix), ("cursor", &request.after)] {
         if bytes.len() > MAX_KEY + 1 {
             let message = format!("the {what} has {} bytes, more than a key and a '/'", bytes.len());

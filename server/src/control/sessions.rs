@@ -2,9 +2,11 @@
 //!
 //! Guarantees: a ticket lets exactly one connection join exactly one session, within [`TICKET_LIFE`]; a session ends when
 //! its client says so, or when it has had neither a connection nor a hello for [`SESSION_IDLE`]; both tables are bounded.
+//! A session belongs to the identity that opened it: nobody else can go on with it, and what joins it by ticket acts for it.
 //! Where the table of sessions is full, the one that has been without a connection longest makes room: clients die
 //! without a word.
 
+use crate::access::Identity;
 use railfs_engine::clock::Time;
 use railfs_engine::rail::Lane;
 use railfs_proto::limits::MAX_TICKETS;
@@ -39,6 +41,8 @@ pub enum TicketError {
 
 #[derive(Debug)]
 struct Session<C> {
+    /// Who opened it; `None`: a client without a certificate.
+    owner: Option<Identity>,
     /// The last hello, or when the last connection ended.
     active: Time,
     tickets: VecDeque<Ticket>,
@@ -63,7 +67,7 @@ impl<C> Default for Sessions<C> {
 impl<C: Clone> Sessions<C> {
     /// Opens a session under an id that the caller drew at random. False when the table is full of sessions that are
     /// connected or just began, or the id is taken.
-    pub fn open(&mut self, id: u64, now: Time) -> bool {
+    pub fn open(&mut self, id: u64, owner: Option<Identity>, now: Time) -> bool {
         if id == 0 || self.sessions.contains_key(&id) {
             return false;
         }
@@ -77,19 +81,20 @@ impl<C: Clone> Sessions<C> {
             self.sessions.remove(&longest);
             self.made_room.push(longest);
         }
-        self.sessions.insert(id, Session { active: now, tickets: VecDeque::new(), connections: Vec::new() });
+        let session = Session { owner, active: now, tickets: VecDeque::new(), connections: Vec::new() };
+        self.sessions.insert(id, session);
         true
     }
 
-    /// A hello of a session; false when there is no such session (any more).
-    pub fn renew(&mut self, id: u64, now: Time) -> bool {
-        let session = self.sessions.get_mut(&id);
+    /// A hello of a session; false when this client has no such session (any more).
+    pub fn renew(&mut self, id: u64, owner: Option<&Identity>, now: Time) -> bool {
+        let session = self.sessions.get_mut(&id).filter(|session| session.owner.as_ref() == owner);
         session.map(|session| session.active = now).is_some()
     }
 
-    /// Whether the session exists.
-    pub fn contains(&self, id: u64) -> bool {
-        self.sessions.contains_key(&id)
+    /// Whether the session exists and is this client's.
+    pub fn contains(&self, id: u64, owner: Option<&Identity>) -> bool {
+        self.sessions.get(&id).is_some_and(|session| session.owner.as_ref() == owner)
     }
 
     /// How many there are.
@@ -114,21 +119,21 @@ impl<C: Clone> Sessions<C> {
         self.tickets.insert(ticket, (id, now));
     }
 
-    /// Uses a ticket up.
+    /// Uses a ticket up; for whom the connection acts.
     ///
     /// # Errors
     /// See [`TicketError`]; a ticket of another session stays valid there.
-    pub fn redeem(&mut self, id: u64, ticket: &Ticket, now: Time) -> Result<(), TicketError> {
+    pub fn redeem(&mut self, id: u64, ticket: &Ticket, now: Time) -> Result<Option<Identity>, TicketError> {
         match self.tickets.get(ticket) {
             None => return Err(TicketError::Unknown),
             Some((session, _)) if *session != id => return Err(TicketError::OtherSession),
             Some(_) => {}
         }
         let issued = self.tickets.remove(ticket).map_or(Time::default(), |(_, issued)| issued);
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.tickets.retain(|other| other != ticket);
-        }
-        if now.since(issued) > TICKET_LIFE { Err(TicketError::Expired) } else { Ok(()) }
+        // Tickets go with their session.
+        let Some(session) = self.sessions.get_mut(&id) else { return Err(TicketError::Unknown) };
+        session.tickets.retain(|other| other != ticket);
+        if now.since(issued) > TICKET_LIFE { Err(TicketError::Expired) } else { Ok(session.owner.clone()) }
     }
 
     /// A connection joined. False when its session has ended meanwhile.
@@ -200,11 +205,14 @@ mod tests {
     fn a_ticket_lets_one_connection_join_one_session_once() {
         let mut sessions = Sessions::<()>::default();
         assert!(
-            sessions.open(7, at(0)) && sessions.open(8, at(0)) && !sessions.open(7, at(0)) && !sessions.open(0, at(0))
+            sessions.open(7, None, at(0))
+                && sessions.open(8, None, at(0))
+                && !sessions.open(7, None, at(0))
+                && !sessions.open(0, None, at(0))
         );
         sessions.issue(7, [1; 16], at(0));
         assert_eq!(sessions.redeem(8, &[1; 16], at(1)), Err(TicketError::OtherSession));
-        assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Ok(()));
+        assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Ok(None));
         assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Err(TicketError::Unknown));
         sessions.issue(7, [2; 16], at(1));
         assert_eq!(sessions.redeem(7, &[2; 16], at(32)), Err(TicketError::Expired));
@@ -212,9 +220,55 @@ mod tests {
     }
 
     #[test]
+    fn a_session_and_what_joins_it_are_of_the_identity_that_opened_it() {
+        let is = |name: &str| Some(Identity::new(name).unwrap());
+        let (alice, bob) = (is("alice"), is("bob"));
+        let mut sessions = Sessions::<()>::default();
+        assert!(sessions.open(7, alice.clone(), at(0)) && sessions.open(8, None, at(0)));
+        assert!(sessions.renew(7, alice.as_ref(), at(1)) && sessions.contains(7, alice.as_ref()));
+        for other in [bob.as_ref(), None] {
+            assert!(!sessions.renew(7, other, at(1)) && !sessions.contains(7, other));
+        }
+        assert!(!sessions.contains(8, alice.as_ref()) && sessions.contains(8, None));
+        sessions.issue(7, [1; 16], at(1));
+        sessions.issue(8, [2; 16], at(1));
+        assert_eq!(sessions.redeem(7, &[1; 16], at(2)), Ok(alice));
+        assert_eq!(sessions.redeem(8, &[2; 16], at(2)), Ok(None));
+    }
+
+    #[test]
+    fn tickets_replayed_stolen_expired_or_guessed_let_nobody_in() {
+        let mut sessions = Sessions::<()>::default();
+        assert!(sessions.open(7, None, at(0)) && sessions.open(8, None, at(0)));
+        sessions.issue(7, [1; 16], at(0));
+        // From another session: it stays good where it belongs.
+        assert_eq!(sessions.redeem(8, &[1; 16], at(1)), Err(TicketError::OtherSession));
+        // Guessed: every other value, also those that differ in one bit.
+        for bit in 0..128 {
+            let mut guess = [1u8; 16];
+            guess[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(sessions.redeem(7, &guess, at(1)), Err(TicketError::Unknown));
+        }
+        assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Ok(None));
+        // Replayed, and stolen after use, by its own session and by another.
+        assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Err(TicketError::Unknown));
+        assert_eq!(sessions.redeem(8, &[1; 16], at(1)), Err(TicketError::Unknown));
+        // Expired, and one that was tried too late is used up.
+        sessions.issue(7, [2; 16], at(1));
+        assert_eq!(sessions.redeem(7, &[2; 16], at(1 + TICKET_LIFE.as_secs() + 1)), Err(TicketError::Expired));
+        assert_eq!(sessions.redeem(7, &[2; 16], at(1)), Err(TicketError::Unknown));
+        // Of a session that ended.
+        sessions.issue(7, [3; 16], at(40));
+        assert!(sessions.end(7));
+        assert_eq!(sessions.redeem(7, &[3; 16], at(40)), Err(TicketError::Unknown));
+        assert!(sessions.open(7, None, at(41)));
+        assert_eq!(sessions.redeem(7, &[3; 16], at(41)), Err(TicketError::Unknown));
+    }
+
+    #[test]
     fn a_session_that_was_ended_leaves_nothing() {
         let mut sessions = Sessions::<()>::default();
-        assert!(sessions.open(7, at(0)) && sessions.open(8, at(0)));
+        assert!(sessions.open(7, None, at(0)) && sessions.open(8, None, at(0)));
         sessions.issue(7, [1; 16], at(0));
         sessions.issue(8, [2; 16], at(0));
         assert!(sessions.connected(7, 1, Lane::Bulk, ()));
@@ -223,13 +277,13 @@ mod tests {
         assert_eq!(sessions.redeem(7, &[1; 16], at(1)), Err(TicketError::Unknown));
         sessions.closed(7, 1, at(2));
         assert_eq!(sessions.expire(at(2)), []);
-        assert_eq!(sessions.redeem(8, &[2; 16], at(1)), Ok(()));
+        assert_eq!(sessions.redeem(8, &[2; 16], at(1)), Ok(None));
     }
 
     #[test]
     fn i6_tickets_of_a_session_are_bounded() {
         let mut sessions = Sessions::<()>::default();
-        sessions.open(7, at(0));
+        sessions.open(7, None, at(0));
         for i in 0..10_000u64 {
             let mut ticket = [0; 16];
             ticket[..8].copy_from_slice(&i.to_le_bytes());
@@ -244,12 +298,12 @@ mod tests {
     fn i6_a_full_table_makes_room_by_what_is_idle_longest() {
         let mut sessions = Sessions::<()>::default();
         for id in 1..=MAX_SESSIONS as u64 {
-            assert!(sessions.open(id, at(id / 1000)));
+            assert!(sessions.open(id, None, at(id / 1000)));
         }
         assert!(sessions.connected(1, 9, Lane::Bulk, ()));
-        assert!(!sessions.open(10_000, at(4)), "all of them are young");
-        assert!(sessions.open(10_000, at(10)));
-        assert!(sessions.contains(1) && sessions.len() == MAX_SESSIONS);
+        assert!(!sessions.open(10_000, None, at(4)), "all of them are young");
+        assert!(sessions.open(10_000, None, at(10)));
+        assert!(sessions.contains(1, None) && sessions.len() == MAX_SESSIONS);
         let ended = sessions.expire(at(10));
         assert!(ended.len() == 1 && ended[0] < 1000 && ended[0] != 1, "{ended:?}");
     }
@@ -257,9 +311,9 @@ mod tests {
     #[test]
     fn a_session_lives_as_long_as_it_is_used() {
         let mut sessions = Sessions::default();
-        sessions.open(7, at(0));
+        sessions.open(7, None, at(0));
         assert_eq!(sessions.expire(at(60)), []);
-        assert!(sessions.renew(7, at(60)) && sessions.connected(7, 1, Lane::Bulk, "a"));
+        assert!(sessions.renew(7, None, at(60)) && sessions.connected(7, 1, Lane::Bulk, "a"));
         assert!(sessions.connected(7, 2, Lane::Small, "b"));
         assert_eq!(sessions.bulk(7), [(1, "a")]);
         sessions.closed(7, 2, at(61));
@@ -267,6 +321,8 @@ mod tests {
         sessions.closed(7, 1, at(1000));
         assert_eq!(sessions.expire(at(1060)), []);
         assert_eq!(sessions.expire(at(1061)), [7]);
-        assert!(!sessions.renew(7, at(1061)) && !sessions.connected(7, 3, Lane::Bulk, "c") && sessions.is_empty());
+        assert!(
+            !sessions.renew(7, None, at(1061)) && !sessions.connected(7, 3, Lane::Bulk, "c") && sessions.is_empty()
+        );
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! Guarantees: a watcher is sent every change it wants, from the number it names on, once and in order; what is not sent yet
 //! stays in the log, so that a watcher costs the same memory however slow it is; one that takes nothing, or acknowledges
-//! nothing, for [`PATIENCE`] is cut off, and its last message says so and where to go on. The end of the server is said too.
+//! nothing, for [`PATIENCE`] is cut off, and its last message says so and where to go on. The end of the server is said too,
+//! and that the watcher may not read any more.
 //!
 //! What acknowledging means today: the server sends at most [`WINDOW`] messages ahead of what was acknowledged. Nothing is
 //! remembered of a watcher that has gone: it says by itself where it goes on.
 
+use crate::access::{Identity, Need};
 use crate::catalog::{Catalog, Change, ChangesAt, ChangesError, Done};
 use crate::node::Node;
 use prost::Message;
@@ -46,14 +48,16 @@ pub struct Wanted {
     /// 0: what comes after now.
     from: u64,
     acknowledges: bool,
+    /// Whoever watches, and where it is asked whether it still may. `None`: nobody asks.
+    watcher: Option<(Arc<Node>, Option<Identity>)>,
 }
 
 impl Wanted {
     /// Checks the first message of a watch.
     ///
     /// # Errors
-    /// A wrong scope, `Invalid`.
-    pub fn of(node: &Node, request: &v1::WatchRequest) -> Result<Wanted, Refusal> {
+    /// A wrong scope, `Invalid`, `Denied`.
+    pub fn of(node: &Arc<Node>, request: &v1::WatchRequest, who: Option<Identity>) -> Result<Wanted, Refusal> {
         node.check_scope(request.scope.as_ref())?;
         let namespace =
             Namespace::new(&request.namespace).map_err(|error| Refusal::new(Code::Invalid, error.to_string()))?;
@@ -62,7 +66,16 @@ impl Wanted {
             return Err(Refusal::new(Code::Invalid, message));
         }
         let prefix = request.prefix.to_vec();
-        Ok(Wanted { namespace, prefix, from: request.from, acknowledges: request.acknowledges })
+        let watcher = Some((Arc::clone(node), who));
+        let wanted = Wanted { namespace, prefix, from: request.from, acknowledges: request.acknowledges, watcher };
+        wanted.check()?;
+        Ok(wanted)
+    }
+
+    /// Rights may be taken away while it goes on.
+    fn check(&self) -> Result<(), Refusal> {
+        let Some((node, who)) = &self.watcher else { return Ok(()) };
+        node.check_access(who.as_ref(), &self.namespace, Need::Read)
     }
 
     fn wants(&self, change: &Change) -> bool {
@@ -269,6 +282,7 @@ impl Feed {
             let room = timeout(PATIENCE, self.out.reserve()).await.map_err(late)?;
             // It is closed: the watcher is gone, and so is whoever waits for this.
             let Ok(room) = room else { return Ok(()) };
+            self.wanted.check()?;
             self.window.sent(next, !changes.is_empty());
             room.send(Ok(v1::WatchReply { outcome: Some(ok_outcome()), changes, next, oldest, latest }));
             self.said = next;
@@ -322,7 +336,7 @@ mod tests {
 
         fn watch(&self, prefix: &str, from: u64, acknowledges: bool) -> Watcher {
             let namespace = Namespace::new("ns").unwrap();
-            let wanted = Wanted { namespace, prefix: prefix.as_bytes().to_vec(), from, acknowledges };
+            let wanted = Wanted { namespace, prefix: prefix.as_bytes().to_vec(), from, acknowledges, watcher: None };
             let (acknowledge, acknowledged) = mpsc::channel(100);
             let (out, replies) = channel();
             let catalog: Arc<dyn Catalog> = self.catalog.clone();

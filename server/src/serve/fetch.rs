@@ -7,6 +7,7 @@
 use super::files::{Component, Key, ReadError};
 use super::lookup::proof_of;
 use super::{Answer, Due, Server};
+use crate::access::{Identity, Need};
 use crate::health::Condition;
 use crate::node::{add, count};
 use railfs_engine::rail::slab::Kept;
@@ -72,7 +73,7 @@ impl Fetch {
 }
 
 impl Server {
-    pub(super) fn fetch(self: &Arc<Self>, request: v1::FetchRequest, due: Due, answer: Answer) {
+    pub(super) fn fetch(self: &Arc<Self>, request: v1::FetchRequest, who: Option<&Identity>, due: Due, answer: Answer) {
         count(&self.node.counters.fetches);
         let fetch = match Fetch::from_message(&request) {
             Ok(fetch) => fetch,
@@ -83,7 +84,7 @@ impl Server {
         }
         // Everything at hand: answered here, without another thread.
         if let Some(component) = self.files.get(&fetch.key) {
-            match fetch.pages(&component) {
+            match self.may_read(who, &component).and_then(|()| fetch.pages(&component)) {
                 Err(refusal) => return self.refuse_fetch(&refusal, answer),
                 Ok((first, pages)) => {
                     if let Some(sums) = component.held_sums(first, pages) {
@@ -92,9 +93,9 @@ impl Server {
                 }
             }
         }
-        let server = Arc::clone(self);
+        let (server, who) = (Arc::clone(self), who.cloned());
         self.node.runtime.spawn(async move {
-            match server.prepare(&fetch, due).await {
+            match server.prepare(&fetch, who.as_ref(), due).await {
                 Ok((component, sums)) => server.send_fetch(&fetch, &component, sums, answer),
                 Err(refusal) => server.refuse_fetch(&refusal, answer),
             }
@@ -112,12 +113,24 @@ impl Server {
         answer.refuse(refusal);
     }
 
+    /// Whether the client may read the object that an open component is of.
+    fn may_read(&self, who: Option<&Identity>, component: &Component) -> Result<(), Refusal> {
+        // None that is served lacks it.
+        component.namespace().map_or(Ok(()), |namespace| self.node.check_access(who, namespace, Need::Read))
+    }
+
     /// Opens the component if need be and reads the checksums.
-    async fn prepare(self: &Arc<Self>, fetch: &Fetch, due: Due) -> Result<(Arc<Component>, Vec<u64>), Refusal> {
+    async fn prepare(
+        self: &Arc<Self>,
+        fetch: &Fetch,
+        who: Option<&Identity>,
+        due: Due,
+    ) -> Result<(Arc<Component>, Vec<u64>), Refusal> {
         let component = match self.files.get(&fetch.key) {
             Some(component) => component,
-            None => self.open(fetch.key).await?,
+            None => self.open(fetch.key, who).await?,
         };
+        self.may_read(who, &component)?;
         let (first, pages) = fetch.pages(&component)?;
         if due.is_over(&self.node) {
             return Err(Due::refusal());
@@ -132,11 +145,12 @@ impl Server {
     }
 
     /// A committed version's component. What was superseded stays readable until it is reclaimed.
-    async fn open(self: &Arc<Self>, key: Key) -> Result<Arc<Component>, Refusal> {
+    async fn open(self: &Arc<Self>, key: Key, who: Option<&Identity>) -> Result<Arc<Component>, Refusal> {
         let catalog = self.node.publisher.catalog();
         let unavailable = |error: &dyn std::fmt::Display| Refusal::new(Code::Unavailable, error.to_string());
         let standing = catalog.standing(key.version).await.map_err(|error| unavailable(&error))?;
         let Some(standing) = standing else { return Err(gone(key)) };
+        self.node.check_access(who, &standing.name.namespace, Need::Read)?;
         let replicas = standing.descriptor.components.get(key.component as usize);
         let here = |replicas: &Vec<railfs_proto::descriptor::Replica>| {
             replicas.iter().any(|replica| replica.directory == key.directory && replica.node == self.node.name)
@@ -148,7 +162,8 @@ impl Server {
         }
         let server = Arc::clone(self);
         let opened = tokio::task::spawn_blocking(move || {
-            Component::open(&server.node.store, key, &standing.descriptor, server.direct)
+            let namespace = standing.name.namespace.clone();
+            Component::open(&server.node.store, key, namespace, &standing.descriptor, server.direct)
         })
         .await;
         match opened.map_err(|error| unavailable(&error))? {

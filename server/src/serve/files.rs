@@ -11,6 +11,7 @@ use railfs_engine::rail::slab::{Identity, open_direct};
 use railfs_proto::component::{BLOCK, BlockId, ComponentError, DATA_OFFSET, FileName, Geometry, Header, TableBlock};
 use railfs_proto::descriptor::{Descriptor, Id};
 use railfs_proto::layout::Striping;
+use railfs_proto::name::Namespace;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
@@ -77,6 +78,8 @@ impl Key {
 #[derive(Debug)]
 pub struct Component {
     key: Key,
+    /// Of the object; `None` where nobody asks for it.
+    namespace: Option<Namespace>,
     file: Arc<File>,
     direct: Option<Arc<File>>,
     geometry: Geometry,
@@ -89,10 +92,17 @@ impl Component {
     ///
     /// # Errors
     /// See [`ReadError`].
-    pub fn open(store: &Store, key: Key, descriptor: &Descriptor, direct: bool) -> Result<Component, ReadError> {
+    pub fn open(
+        store: &Store,
+        key: Key,
+        namespace: Namespace,
+        descriptor: &Descriptor,
+        direct: bool,
+    ) -> Result<Component, ReadError> {
         let directory = store.directory(key.directory).ok_or(ReadError::Missing)?;
         let name = FileName { version: key.version, component: key.component };
-        Self::open_at(&directory.components().join(name.to_string()), key, descriptor, direct)
+        let opened = Self::open_at(&directory.components().join(name.to_string()), key, descriptor, direct)?;
+        Ok(Component { namespace: Some(namespace), ..opened })
     }
 
     /// The same of a file that lies anywhere.
@@ -113,12 +123,24 @@ impl Component {
         // Where it cannot be had the bytes are read through the kernel's cache.
         let direct = if direct { open_direct(path).ok().map(Arc::new) } else { None };
         let blocks = Mutex::new(LruCache::new(TABLE_BLOCKS));
-        Ok(Component { key, file: Arc::new(file), direct, geometry, striping: header.striping, blocks })
+        Ok(Component {
+            key,
+            namespace: None,
+            file: Arc::new(file),
+            direct,
+            geometry,
+            striping: header.striping,
+            blocks,
+        })
     }
 
     /// Which it is.
     pub fn key(&self) -> Key {
         self.key
+    }
+    /// The namespace of the object that it is of.
+    pub fn namespace(&self) -> Option<&Namespace> {
+        self.namespace.as_ref()
     }
     /// The file.
     pub fn file(&self) -> &Arc<File> {

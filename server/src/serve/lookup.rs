@@ -4,6 +4,7 @@
 //! the publisher; where a publish does not end in time, a check answers with a word that equals no proof.
 
 use super::{Answer, Due, Server};
+use crate::access::{Identity, Need};
 use crate::catalog::{Answer as Found, CheckError, Checked, LookupError};
 use crate::node::{add, count};
 use railfs_proto::descriptor::Proof;
@@ -56,19 +57,28 @@ fn refused(refusal: &Refusal) -> v1::LookupReply {
 
 impl Server {
     /// A lookup that came by the control plane; its scope is checked here.
-    pub async fn control_lookup(&self, request: &v1::LookupRequest) -> v1::LookupReply {
+    pub async fn control_lookup(&self, request: &v1::LookupRequest, who: Option<&Identity>) -> v1::LookupReply {
         count(&self.node.counters.lookups);
         if let Err(refusal) = self.node.check_scope(request.scope.as_ref()) {
             return refused(&refusal);
         }
         match ObjectName::from_message(request.name.as_ref()) {
-            Ok(name) => lookup_reply(self.node.publisher.lookup(&name).await),
+            Ok(name) => match self.node.check_access(who, &name.namespace, Need::Read) {
+                Ok(()) => lookup_reply(self.node.publisher.lookup(&name).await),
+                Err(refusal) => refused(&refusal),
+            },
             Err(error) => refused(&Refusal::new(Code::Invalid, error.to_string())),
         }
     }
 
     /// A lookup that came by a rail, whose scope is the frame's.
-    pub(super) fn rail_lookup(self: &Arc<Self>, request: &v1::LookupRequest, due: Due, answer: Answer) {
+    pub(super) fn rail_lookup(
+        self: &Arc<Self>,
+        request: &v1::LookupRequest,
+        who: Option<&Identity>,
+        due: Due,
+        answer: Answer,
+    ) {
         count(&self.node.counters.lookups);
         let name = match ObjectName::from_message(request.name.as_ref()) {
             Ok(name) => name,
@@ -77,6 +87,9 @@ impl Server {
                 return answer.refuse(&Refusal::new(Code::Invalid, error.to_string()));
             }
         };
+        if let Err(refusal) = self.node.check_access(who, &name.namespace, Need::Read) {
+            return answer.refuse(&refusal);
+        }
         if due.is_over(&self.node) {
             return answer.refuse(&Due::refusal());
         }

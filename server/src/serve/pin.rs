@@ -5,6 +5,7 @@
 
 use super::pins::{Applied, Counts, Limits, Pins};
 use super::{Answer, Server};
+use crate::access::{Identity, Need};
 use crate::node::{count, lock};
 use railfs_engine::clock::Time;
 use railfs_proto::pin::{PinAnswer, PinChange};
@@ -59,7 +60,7 @@ impl Keeper {
 }
 
 impl Server {
-    pub(super) fn pin(self: &Arc<Self>, request: &v1::PinRequest, now: Time, answer: Answer) {
+    pub(super) fn pin(self: &Arc<Self>, request: &v1::PinRequest, who: Option<&Identity>, now: Time, answer: Answer) {
         let change = match PinChange::from_message(request) {
             Ok(change) => change,
             Err(error) => {
@@ -85,9 +86,9 @@ impl Server {
         if added.is_empty() {
             return answer.pinned(&change, &done);
         }
-        let server = Arc::clone(self);
+        let (server, who) = (Arc::clone(self), who.cloned());
         self.node.runtime.spawn(async move {
-            match server.known(change.lease, &added).await {
+            match server.known(change.lease, &added, who.as_ref()).await {
                 Ok(unknown) => {
                     let mut done = done;
                     done.gone.extend(unknown);
@@ -98,13 +99,14 @@ impl Server {
         });
     }
 
-    /// Which of these, just pinned, the catalog does not know: they were reclaimed before.
-    async fn known(&self, lease: u64, added: &[u64]) -> Result<Vec<u64>, Refusal> {
+    /// Which of these, just pinned, the catalog does not know: they were reclaimed before. What the client may not read is
+    /// not known to it either.
+    async fn known(&self, lease: u64, added: &[u64], who: Option<&Identity>) -> Result<Vec<u64>, Refusal> {
         let mut unknown = Vec::new();
         for &version in added {
             match self.node.publisher.catalog().standing(version).await {
-                Ok(Some(_)) => {}
-                Ok(None) => {
+                Ok(Some(standing)) if self.node.check_access(who, &standing.name.namespace, Need::Read).is_ok() => {}
+                Ok(_) => {
                     lock(&self.pins.table).never_was(lease, version);
                     unknown.push(version);
                 }

@@ -6,9 +6,8 @@
 use super::lock::identity;
 use super::marker::Marker;
 use super::open::StripeDirectory;
-use super::{DiskLogDirectory, LogDirectory, Store, StoreError, failed, sync_directory};
+use super::{DiskLogDirectory, LogDirectory, Store, StoreError, failed, private, sync_directory};
 use railfs_proto::descriptor::Id;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -70,12 +69,7 @@ impl Store {
         let mut logs: Vec<Arc<dyn LogDirectory>> = Vec::new();
         for directory in replacement.log_directories.iter().filter_map(|id| self.directory(*id)) {
             let folder = directory.log();
-            match std::fs::create_dir(&folder) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(failed("create", &folder)(error));
-                }
-                _ => {}
-            }
+            private::folder(&folder).map_err(failed("create", &folder))?;
             sync_directory(directory.path()).map_err(failed("sync", directory.path()))?;
             logs.push(Arc::new(DiskLogDirectory::new(folder)));
         }

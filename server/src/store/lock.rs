@@ -1,9 +1,8 @@
 //! The exclusive lock on a stripe directory. It is on the directory itself, so taking it creates nothing and it is
 //! gone when its process is, however that ended; the holder's process id stands in a file beside it, for messages.
 
-use super::{StoreError, failed};
+use super::{StoreError, failed, private};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -55,7 +54,7 @@ impl DirectoryLock {
         let file_path = path.join(HOLDER);
         let text = format!("{}\n", std::process::id());
         // Written over what is there: on a full disk that works where making it anew does not.
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&file_path);
+        let file = private::options().write(true).create(true).truncate(false).open(&file_path);
         let written = file.and_then(|file| {
             file.write_all_at(text.as_bytes(), 0)?;
             file.set_len(u64::try_from(text.len()).unwrap_or(u64::MAX))

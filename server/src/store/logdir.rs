@@ -2,7 +2,7 @@
 //!
 //! The trait is the place where tests freeze, fail or tear: everything that the log writes goes through it.
 
-use super::sync_directory;
+use super::{private, sync_directory};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -97,7 +97,7 @@ impl LogDirectory for DiskLogDirectory {
     }
 
     fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn LogFile>> {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(self.path.join(name))?;
+        let file = private::options().write(true).create(true).truncate(true).open(self.path.join(name))?;
         match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(&file, size)?,

@@ -1,12 +1,12 @@
 //! Reading and writing the marker: after a crash a directory has the old marker or the new one, whole.
 
-use super::{StoreError, failed, sync_directory};
+use super::{StoreError, failed, private, sync_directory};
 use railfs_proto::descriptor::Id;
 use railfs_proto::logfile::{MAX_MARKER, decode_marker, encode_marker};
 use railfs_proto::v1;
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -83,7 +83,7 @@ impl Marker {
             .map_err(|error| StoreError::BadMarker { path: path.to_owned(), why: error.to_string() })?;
         let (temporary, target) = (path.join(TEMPORARY), path.join(MARKER));
         // Not truncated: that would give back the room that it has.
-        let options = OpenOptions::new().write(true).create(true).truncate(false).open(&temporary);
+        let options = private::options().write(true).create(true).truncate(false).open(&temporary);
         let file = options.map_err(failed("create", &temporary))?;
         file.write_all_at(&bytes, 0).map_err(failed("write", &temporary))?;
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
@@ -104,7 +104,7 @@ impl Marker {
 
 /// Takes room for the next marker, where there is some: without it the next one needs it then.
 fn hold_room(temporary: &Path, length: usize) {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(temporary);
+    let file = private::options().write(true).create(true).truncate(false).open(temporary);
     if let Err(error) = file.and_then(|file| file.write_all_at(&vec![0; length.next_multiple_of(BLOCK)], 0)) {
         tracing::warn!(path = %temporary.display(), %error, "no room is held for the next marker");
     }

@@ -7,7 +7,7 @@
 
 use super::lock::{DirectoryLock, identity};
 use super::marker::Marker;
-use super::{DiskLogDirectory, LogDirectory, StoreError, failed, sync_directory};
+use super::{DiskLogDirectory, LogDirectory, StoreError, failed, private, sync_directory};
 use railfs_proto::descriptor::Id;
 use rustix::fs::{StatVfs, StatVfsMountFlags};
 use rustix::io::Errno;
@@ -348,10 +348,7 @@ fn prepare(directory: &StripeDirectory) -> Result<(), StoreError> {
         folders.push(directory.log());
     }
     for folder in folders {
-        match std::fs::create_dir(&folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed("create", &folder)(error)),
-            _ => {}
-        }
+        private::folder(&folder).map_err(failed("create", &folder))?;
     }
     sync_directory(&directory.path).map_err(failed("sync", &directory.path))
 }

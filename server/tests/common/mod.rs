@@ -296,6 +296,7 @@ impl TestClient {
             connect_deadline: Duration::from_secs(3),
             metadata_deadline: Duration::from_secs(5),
             software: "test 1".to_owned(),
+            tls: None,
         };
         let control = Control::new(config, runtime.handle().clone(), Box::new(|_| {}));
         let session = runtime.block_on(control.connect())?;

@@ -3,7 +3,7 @@
 //! Guarantee: a rail is given so much that it has enough to do, and no more; what does not fit waits here, where reads of
 //! other handles and small ones have their turn.
 
-use super::message::{self, Bad};
+use super::message::{self, Bad, denied};
 use super::reads::damaged;
 use super::{Action, Core, Flight, InFlight, MAX_BAD, RETRY, Waiter};
 use crate::client::Object;
@@ -443,6 +443,7 @@ impl Core {
                     }
                     self.fail_fetch(now, id, |object| damaged(object, page, &name, &refusal.message));
                 }
+                Code::Denied => self.fail_fetch(now, id, |object| denied(&object.name, &refusal.message)),
                 _ => self.fail_fetch(now, id, |object| Error::BadAnswer {
                     peer: format!("{} by rail {name}", object.name),
                     detail: refusal.message.clone(),

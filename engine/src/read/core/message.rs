@@ -1,7 +1,9 @@
 //! Requests as bytes, replies as checked values.
 
+use crate::error::Error;
 use bytes::Bytes;
 use prost::Message;
+use railfs_proto::name::ObjectName;
 use railfs_proto::reply::{Refusal, check_outcome};
 use railfs_proto::v1;
 use std::time::Duration;
@@ -26,4 +28,9 @@ pub(super) fn reply(message: &Bytes) -> Result<v1::rail_reply::Body, Bad> {
     let reply = v1::RailReply::decode(message.clone()).map_err(|error| Bad::Malformed(error.to_string()))?;
     check_outcome(reply.outcome.as_ref()).map_err(Bad::Refused)?;
     reply.body.ok_or_else(|| Bad::Malformed("reply without a body".into()))
+}
+
+/// The error where the server says that this client may not.
+pub(super) fn denied(object: &ObjectName, detail: &str) -> Error {
+    Error::Denied(format!("{object}: {detail}"))
 }

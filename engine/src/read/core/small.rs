@@ -257,7 +257,7 @@ impl Core {
                 v1::Code::Unavailable | v1::Code::OverBudget | v1::Code::Expired => {
                     self.put_back(now, id, small, None);
                 }
-                _ => self.small_refused(now, &small, rail, &refusal.message),
+                code => self.small_refused(now, &small, rail, code, &refusal.message),
             },
             Err(Bad::Malformed(detail)) => self.bad_small(now, id, small, rail, &detail),
             Ok(v1::rail_reply::Body::Check(reply)) => match &small.kind {
@@ -285,6 +285,9 @@ impl Core {
                 (_, Err(ReplyError::Refused(refusal))) if refusal.code == v1::Code::Unavailable => {
                     self.put_back(now, id, small, None);
                 }
+                (_, Err(ReplyError::Refused(refusal))) if refusal.code == v1::Code::Denied => {
+                    self.small_refused(now, &small, rail, refusal.code, &refusal.message);
+                }
                 (_, Err(error)) => self.bad_small(now, id, small, rail, &error.to_string()),
                 (Kind::Lookup(name, call), Ok(lookup)) => {
                     if self.calls.remove(call).is_some() {
@@ -310,15 +313,18 @@ impl Core {
         tracing::warn!(rail, detail, "bad answer to a check or lookup");
         small.bad += 1;
         if small.bad > super::MAX_BAD {
-            self.small_refused(now, &small, rail, detail)
+            self.small_refused(now, &small, rail, v1::Code::Unspecified, detail)
         } else {
             self.put_back(now, id, small, Some(rail))
         }
     }
 
-    fn small_refused(&mut self, now: Time, small: &Small, rail: usize, detail: &str) {
-        let error =
-            |name: &ObjectName| Error::BadAnswer { peer: format!("{name} by rail {rail}"), detail: detail.to_owned() };
+    /// `code`: what the server said, where it was that.
+    fn small_refused(&mut self, now: Time, small: &Small, rail: usize, code: v1::Code, detail: &str) {
+        let error = |name: &ObjectName| match code {
+            v1::Code::Denied => message::denied(name, detail),
+            _ => Error::BadAnswer { peer: format!("{name} by rail {rail}"), detail: detail.to_owned() },
+        };
         match &small.kind {
             Kind::Lookup(name, call) => self.fail_call(*call, error(name)),
             Kind::Recheck(object, waiters) => self.fail_waiters(waiters, &error(&object.name)),

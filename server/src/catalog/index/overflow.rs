@@ -5,10 +5,10 @@
 //! away: a start never takes it for an index. When there is room again everything is written, synced, and only then the
 //! mark taken away. Memory is bounded: beyond [`Room::limit`] writes fail, and [`Shared::exhausted`] says so at half.
 
+use crate::store::private;
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,9 @@ pub(super) struct Overflow {
 impl Overflow {
     /// Opens or makes the file.
     pub(super) fn open(path: &Path, limit: u64) -> io::Result<(Overflow, Arc<Shared>)> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = private::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        // One that an earlier version made.
+        private::close(path);
         let file = FileBackend::new(file).map_err(io::Error::other)?;
         let directory = path.parent().unwrap_or(path).to_owned();
         let shared = Arc::new(Shared { directory, limit, blocks: RwLock::default() });
