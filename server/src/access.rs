@@ -45,7 +45,7 @@ impl Identity {
     pub fn of_certificate(der: &[u8]) -> Result<Identity, String> {
         let (_, certificate) = X509Certificate::from_der(der).map_err(|error| format!("unreadable: {error}"))?;
         let mut names = certificate.subject().iter_common_name();
-        let result = match (names.next(), names.next()) {
+        match (names.next(), names.next()) {
             (Some(name), None) => {
                 let name = name.as_str().map_err(|_| "the common name of its subject is no UTF-8".to_owned())?;
                 Identity::new(name)
@@ -65,8 +65,7 @@ impl Identity {
                 let name = dns.or(uri).ok_or("it names nobody: neither a common name, nor a DNS name, nor a URI")?;
                 Identity::new(name)
             }
-        };
-        result
+        }
     }
 
     /// The name.
