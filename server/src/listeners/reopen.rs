@@ -3,7 +3,7 @@
 //! Guarantees: what failed is stopped and given back before anything is opened in its place; attempts are 1 s to 30 s apart for
 //! as long as they fail; what failed is logged once, with the reason, and said for as long as it lasts; slots that were exposed
 //! are exposed again; nothing is opened after a stop. No lock is held over a call that can block. When to try is decided by
-//! [`Attempts`], which is pure.
+//! `Attempts`, which is pure.
 
 use super::Counts;
 use railfs_engine::clock::Time;
