@@ -298,9 +298,10 @@ fn settle(world: &World, cluster: &mut Cluster, mounts: &[Mount], report: &mut R
     let names = ["mount, direct", "mount, cached", "mount, snapshot", "server"];
     for ((name, first), pid) in names.into_iter().zip(first).zip(pids) {
         let end = Instant::now() + Duration::from_secs(60);
-        // Connections come and go by some; the server keeps components open, a bounded number, and threads for disks a while.
+        // Connections come and go by some; the server keeps components open, a bounded number. Its runtime keeps a thread for disks
+        // 10 s after its last work, and looks at disks in turn, each with another of them, more than once a second: about twenty stay.
         let fits = |now: (usize, usize, u64)| {
-            now.0 <= first.0 + 64 && now.1 <= first.1 + 8 && now.2 <= first.2 + first.2 / 2 + 64 * 1024
+            now.0 <= first.0 + 64 && now.1 <= first.1 + 24 && now.2 <= first.2 + first.2 / 2 + 64 * 1024
         };
         while !fits(level(pid)) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(100));
