@@ -376,7 +376,7 @@ impl control_server::Control for ControlService {
         let node = &self.server.node;
         let meant = scope.map_or(Ok(()), |scope| node.check_scope(Some(scope)));
         // It names no object, but directories and counts: not for those who may read nothing.
-        let meant = meant.and_then(|()| node.access.check_any(Caller::of(&request).who.as_ref()));
+        let meant = meant.and_then(|()| node.check_access_to_any(Caller::of(&request).who.as_ref()));
         let reply = match meant {
             Ok(()) => self.admin.status(&self.server).await,
             Err(refusal) => v1::StatusReply { outcome: Some(refusal.to_outcome()), ..Default::default() },

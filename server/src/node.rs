@@ -190,10 +190,20 @@ impl Node {
     /// # Errors
     /// `Denied`, see [`Access::check`].
     pub fn check_access(&self, who: Option<&Identity>, namespace: &Namespace, need: Need) -> Result<(), Refusal> {
-        self.access.check(who, namespace.as_str(), need).inspect_err(|refusal| {
-            count(&self.counters.denied);
-            tracing::debug!(reason = %refusal.message, "a request was refused");
-        })
+        self.access.check(who, namespace.as_str(), need).inspect_err(|refusal| self.denied(refusal))
+    }
+
+    /// The same for what is of no namespace.
+    ///
+    /// # Errors
+    /// `Denied`: they may read none.
+    pub fn check_access_to_any(&self, who: Option<&Identity>) -> Result<(), Refusal> {
+        self.access.check_any(who).inspect_err(|refusal| self.denied(refusal))
+    }
+
+    fn denied(&self, refusal: &Refusal) {
+        count(&self.counters.denied);
+        tracing::debug!(reason = %refusal.message, "a request was refused");
     }
 
     /// Its own scope.

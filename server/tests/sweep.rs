@@ -7,9 +7,7 @@ mod common;
 
 use common::{TestClient, TestServer, options, pattern};
 use railfs_engine::client::PutOptions;
-use railfs_proto::checksum::page_checksums;
-use railfs_proto::reply::{Lookup, check_fetch_reply};
-use railfs_proto::v1;
+use railfs_proto::reply::Lookup;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -32,41 +30,10 @@ fn layout(stripe_size: u32, width: u32) -> PutOptions {
 
 /// The object as a client that verifies sees it: all of it, or why not.
 fn read(client: &TestClient, key: &str) -> Result<Vec<u8>, String> {
-    let (descriptor, proof) = match client.lookup(key) {
-        Lookup::Object(descriptor, proof) => (descriptor, proof),
-        other => return Err(format!("{other:?}")),
-    };
-    let striping = &descriptor.striping;
-    let (mut bytes, mut rail) = (Vec::new(), 0);
-    while (bytes.len() as u64) < striping.size() {
-        let offset = bytes.len() as u64;
-        let place = striping.place(offset);
-        let length = u64::from(striping.extent_size()).min(striping.size() - offset) as u32;
-        let request = v1::FetchRequest {
-            version: descriptor.version,
-            component: place.component,
-            offset: place.offset,
-            length,
-            directory: descriptor.components[place.component as usize][0].directory.to_bytes(),
-            proof: Some(proof.to_slot()),
-            fresh: false,
-        };
-        let fetched = client.fetch(rail, request.clone());
-        if fetched.outcome.code != v1::Code::Ok as i32 {
-            return Err(fetched.outcome.message);
-        }
-        let reply = fetched.reply.ok_or("no reply")?;
-        let page = striping.page_size();
-        let sums = check_fetch_reply(&request, &reply, fetched.bytes.len() as u32, page).map_err(|e| e.to_string())?;
-        let first = place.offset / u64::from(page);
-        let computed = page_checksums(descriptor.version, place.component, first, page, &fetched.bytes);
-        if computed != sums {
-            return Err(format!("component {} at {}: checksum", place.component, place.offset));
-        }
-        bytes.extend_from_slice(&fetched.bytes);
-        rail = (rail + 1) % client.rails.len();
+    match client.lookup(key) {
+        Lookup::Object(descriptor, proof) => client.try_get(&descriptor, &proof),
+        other => Err(format!("{other:?}")),
     }
-    Ok(bytes)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -42,7 +42,7 @@ select=()
 guests=()
 if [[ ${1:-} == faults ]]; then
   # Tests of invariants are named by them.
-  select=(-E 'test(/(^|::)(i[0-9]+_)+/) + binary(outages) + binary(degraded) + binary(usage) + binary(reaching) + binary(hostile)')
+  select=(-E 'test(/(^|::)(i[0-9]+_)+/) + binary(outages) + binary(degraded) + binary(usage) + binary(reaching) + binary(security)')
   guests=(faults rdma)
   report+=(--partial)
   RAILFS_FUZZ_SECONDS=0

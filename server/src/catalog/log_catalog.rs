@@ -349,9 +349,8 @@ impl LogCatalog {
         }
         if self.owed_until.is_some_and(|until| Instant::now() < until) {
             tracing::info!("clients may still trust a run that ended before this one: the next one waits for them");
-            // The queue may be full; whoever drops the catalog says it again.
-            let _ = self.commands.send(Command::Abandon);
-            self.join();
+            // Nothing is waited for here: a disk may hang. Where the queue is full, or its thread gone, dropping the catalog ends it.
+            drop(self.commands.try_send(Command::Abandon));
             return Ok(());
         }
         let stopped = self.submit(Command::Stop).await;

@@ -116,8 +116,9 @@ impl Voice {
     }
 }
 
-/// Ends a connection with a word in HTTP/2: settings, as every server says first, and GOAWAY (INADEQUATE_SECURITY).
-async fn refuse(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), why: &str) -> io::Result<()> {
+/// Ends a connection with a word in HTTP/2: settings, as every server says first, and GOAWAY (INADEQUATE_SECURITY). Whether or not
+/// the other end takes it, it is refused.
+async fn refuse(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), why: &str) {
     const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     let why = why.as_bytes();
     let length = u32::try_from(why.len().saturating_add(8)).unwrap_or(u32::MAX).to_be_bytes();
@@ -125,17 +126,17 @@ async fn refuse(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), why: &str) -
     bytes.extend_from_slice(&length[1..]);
     bytes.extend_from_slice(&[7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12]);
     bytes.extend_from_slice(why);
-    stream.write_all(&bytes).await?;
-    let_go(stream).await
+    if stream.write_all(&bytes).await.is_ok() {
+        let_go(stream).await;
+    }
 }
 
-/// Waits until the other end has taken what was said, or long enough.
-async fn let_go(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
-    stream.shutdown().await?;
-    let mut rest = stream.take(UNREAD);
-    // Whatever comes of it, the connection ends.
-    let _ = timeout(FAREWELL, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
-    Ok(())
+/// Waits until the other end has taken what was said, or long enough: whatever comes of it, the connection ends.
+async fn let_go(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    if stream.shutdown().await.is_ok() {
+        let mut rest = stream.take(UNREAD);
+        drop(timeout(FAREWELL, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await);
+    }
 }
 
 /// One handshake.
@@ -148,7 +149,7 @@ async fn shake(mut stream: TcpStream, config: Arc<ServerConfig>, mut caller: Cal
         (_, [22]) => {}
         // The preface of HTTP/2, or a method of its elder.
         (_, [b'A'..=b'Z']) => {
-            let _ = refuse(&mut stream, WANTS_TLS).await;
+            refuse(&mut stream, WANTS_TLS).await;
             return Err("it speaks without TLS: give the client a certificate (cert, key, ca)".to_owned());
         }
         _ => return Err("its first byte is neither of TLS nor of HTTP".to_owned()),
@@ -156,7 +157,7 @@ async fn shake(mut stream: TcpStream, config: Arc<ServerConfig>, mut caller: Cal
     match TlsAcceptor::from(config).accept(stream).into_fallible().await {
         Err((error, mut stream)) => {
             // The alert that says why has been sent.
-            let _ = let_go(&mut stream).await;
+            let_go(&mut stream).await;
             Err(error.to_string())
         }
         Ok(mut stream) => {
@@ -169,7 +170,7 @@ async fn shake(mut stream: TcpStream, config: Arc<ServerConfig>, mut caller: Cal
                 }
                 Err(why) => {
                     let why = format!("the client's certificate is of no use: {why}");
-                    let _ = refuse(&mut stream, &format!("{SAYS}{}", why.replace('"', "'"))).await;
+                    refuse(&mut stream, &format!("{SAYS}{}", why.replace('"', "'"))).await;
                     Err(why)
                 }
             }
@@ -207,9 +208,7 @@ pub async fn accept(
                     let shaken = timeout(CONNECT_DEADLINE, shaking).await;
                     let late = |_| format!("no handshake within {CONNECT_DEADLINE:?}");
                     let connection = shaken.map_err(late)??;
-                    // Nobody takes it: the server stops.
-                    let _ = ready.send(Ok(connection)).await;
-                    Ok(())
+                    ready.send(Ok(connection)).await.map_err(|_| "the server is stopping".to_owned())
                 });
                 let oldest = underway.begin(address(&caller), handle.id());
                 handles.insert(handle.id(), (handle, caller));
@@ -262,10 +261,10 @@ mod tests {
         let (mut ours, mut theirs) = tokio::io::duplex(4096);
         let reading = tokio::spawn(async move {
             let mut bytes = Vec::new();
-            let _ = theirs.read_to_end(&mut bytes).await;
+            theirs.read_to_end(&mut bytes).await.unwrap();
             bytes
         });
-        refuse(&mut ours, "why").await.unwrap();
+        refuse(&mut ours, "why").await;
         drop(ours);
         let bytes = reading.await.unwrap();
         assert_eq!(bytes.len(), 9 + 9 + 8 + 3);

@@ -418,8 +418,8 @@ impl TestClient {
         }
     }
 
-    /// The whole object, fetched extent by extent over all rails, every page verified, every check current.
-    pub fn get(&self, descriptor: &Descriptor, proof: &Proof) -> Vec<u8> {
+    /// The whole object, fetched extent by extent over all rails, every page verified; or why not.
+    pub fn try_get(&self, descriptor: &Descriptor, proof: &Proof) -> std::result::Result<Vec<u8>, String> {
         let striping = &descriptor.striping;
         let (mut bytes, mut rail) = (Vec::new(), 0);
         while (bytes.len() as u64) < striping.size() {
@@ -436,18 +436,28 @@ impl TestClient {
                 fresh: false,
             };
             let fetched = self.fetch(rail, request.clone());
-            assert_eq!(fetched.outcome.code, v1::Code::Ok as i32, "{:?}", fetched.outcome);
-            let reply = fetched.reply.unwrap();
+            if fetched.outcome.code != v1::Code::Ok as i32 {
+                return Err(fetched.outcome.message);
+            }
+            let reply = fetched.reply.ok_or("no reply")?;
             let page = striping.page_size();
-            let sums = check_fetch_reply(&request, &reply, fetched.bytes.len() as u32, page).unwrap();
+            let sums = check_fetch_reply(&request, &reply, fetched.bytes.len() as u32, page)
+                .map_err(|error| error.to_string())?;
             let first = place.offset / u64::from(page);
             let computed = page_checksums(descriptor.version, place.component, first, page, &fetched.bytes);
-            assert_eq!(computed, sums, "at {offset}");
+            if computed != sums {
+                return Err(format!("component {} at {}: checksum", place.component, place.offset));
+            }
             assert!(reply.check.unwrap().current);
             bytes.extend_from_slice(&fetched.bytes);
             rail = (rail + 1) % self.rails.len();
         }
-        bytes
+        Ok(bytes)
+    }
+
+    /// The same, which must be there.
+    pub fn get(&self, descriptor: &Descriptor, proof: &Proof) -> Vec<u8> {
+        self.try_get(descriptor, proof).unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// What the name has now.
