@@ -158,7 +158,8 @@ fn i3_a_run_that_stops_while_its_predecessor_is_trusted_leaves_the_wait_to_the_n
         let work = wait(catalog.reserve_versions(1)).unwrap();
         if stops {
             wait(catalog.stop()).unwrap();
-            assert!(wait(catalog.commit_put(put("a", *work.start()))).is_err(), "it has stopped");
+            let refused = wait(catalog.commit_put(put("a", *work.start())));
+            assert_eq!(refused, Err(CatalogError::Refused(Refusal::Stopping)));
         }
     }
     let (_, recovered) = LogCatalog::open(options(false)).unwrap();

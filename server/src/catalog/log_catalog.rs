@@ -22,7 +22,7 @@ use railfs_proto::name::ObjectName;
 use railfs_proto::v1::{Record, StartRecord, record::Body};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{oneshot, watch};
@@ -163,6 +163,8 @@ pub struct LogCatalog {
     /// Until then clients may trust the slots of a run before this one: a stop is not recorded as a clean one, else the run
     /// after this one would not wait for them.
     owed_until: Option<Instant>,
+    /// It was stopped without a record: nothing more is taken.
+    ended: AtomicBool,
     /// Of a read-only one: says nothing, ever, but those who watch wait.
     _silent: Option<watch::Sender<u64>>,
 }
@@ -245,6 +247,7 @@ impl LogCatalog {
             thread: Mutex::default(),
             read_only: Some(why),
             owed_until: None,
+            ended: AtomicBool::new(false),
         };
         let Mended { files: mended, removed, .. } = mended;
         Ok((Arc::new(catalog), Recovered { incarnation, previous, index_discarded, replayed, mended, removed }))
@@ -333,6 +336,7 @@ impl LogCatalog {
             thread,
             read_only: None,
             owed_until: previous.and_then(Previous::trusted_for).map(|owed| opened + owed),
+            ended: AtomicBool::new(false),
             shortage,
             uncut,
             _silent: None,
@@ -349,8 +353,8 @@ impl LogCatalog {
         }
         if self.owed_until.is_some_and(|until| Instant::now() < until) {
             tracing::info!("clients may still trust a run that ended before this one: the next one waits for them");
-            // Nothing is waited for here: a disk may hang. Where the queue is full, or its thread gone, dropping the catalog ends it.
-            drop(self.commands.try_send(Command::Abandon));
+            // The thread ends as in a crash, when the catalog is dropped: a disk that hangs holds up nobody here.
+            self.ended.store(true, Ordering::SeqCst);
             return Ok(());
         }
         let stopped = self.submit(Command::Stop).await;
@@ -364,6 +368,9 @@ impl LogCatalog {
         }
         if let Some(why) = self.frozen.get() {
             return Err(Refusal::Frozen(why.clone()).into());
+        }
+        if self.ended.load(Ordering::SeqCst) {
+            return Err(Refusal::Stopping.into());
         }
         let (reply, answer): (_, oneshot::Receiver<_>) = Reply::new();
         match self.commands.try_send(command(reply)) {
