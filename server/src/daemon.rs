@@ -231,7 +231,8 @@ impl Daemon {
         let (catalog, recovered) = LogCatalog::open(options).map_err(|error| StartError::Catalog(error.to_string()))?;
         let incarnation = recovered.incarnation;
         let slots = Slots::new(&config.node, incarnation, crate::listeners::slots(config));
-        for rail in bound.rails.iter().flatten() {
+        // A read-only run leaves no record of itself: the run after it would not know that its slots are trusted.
+        for rail in bound.rails.iter().flatten().filter(|_| store.read_only().is_none()) {
             if let Err(why) = rail.expose(&slots) {
                 tracing::error!(%why, "slots cannot be READ over this rail: its clients check by frame");
             }

@@ -143,6 +143,27 @@ fn a_clean_stop_is_known_and_commits_after_it_are_refused() {
 }
 
 #[test]
+fn i3_a_run_that_stops_while_its_predecessor_is_trusted_leaves_the_wait_to_the_next_one() {
+    let (disks, state, markers) = (SimDisks::new(2, Fault::Never), state_dir(), Arc::new(Markers::default()));
+    let options = |verbs| LogCatalogOptions { verbs, ..options(&disks, state.path(), &markers) };
+    // It dies, and its card may go on answering.
+    drop(LogCatalog::open(options(true)).unwrap());
+    // Others follow at once, with slots that can be READ and without, and each stops in order or dies.
+    for (verbs, stops) in [(true, true), (false, true), (false, false), (true, false), (false, true)] {
+        let (catalog, recovered) = LogCatalog::open(options(verbs)).unwrap();
+        let wait_for = recovered.previous.and_then(Previous::trusted_for);
+        assert!(wait_for.is_some(), "{recovered:?}");
+        let work = wait(catalog.reserve_versions(1)).unwrap();
+        if stops {
+            wait(catalog.stop()).unwrap();
+            assert!(wait(catalog.commit_put(put("a", *work.start()))).is_err(), "it has stopped");
+        }
+    }
+    let (_, recovered) = LogCatalog::open(options(false)).unwrap();
+    assert!(recovered.previous.and_then(Previous::trusted_for).is_some(), "{recovered:?}");
+}
+
+#[test]
 fn an_index_that_is_lost_damaged_or_of_another_store_is_rebuilt() {
     let (disks, state, markers) = (SimDisks::new(1, Fault::Never), state_dir(), Arc::new(Markers::default()));
     let (catalog, _) = open(&disks, state.path(), &markers).unwrap();

@@ -24,7 +24,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{oneshot, watch};
 
 /// Commits that may be queued; more are refused.
@@ -160,6 +160,9 @@ pub struct LogCatalog {
     uncut: Shortage,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     read_only: Option<String>,
+    /// Until then clients may trust the slots of a run before this one: a stop is not recorded as a clean one, else the run
+    /// after this one would not wait for them.
+    owed_until: Option<Instant>,
     /// Of a read-only one: says nothing, ever, but those who watch wait.
     _silent: Option<watch::Sender<u64>>,
 }
@@ -241,6 +244,7 @@ impl LogCatalog {
             uncut: Shortage::default(),
             thread: Mutex::default(),
             read_only: Some(why),
+            owed_until: None,
         };
         let Mended { files: mended, removed, .. } = mended;
         Ok((Arc::new(catalog), Recovered { incarnation, previous, index_discarded, replayed, mended, removed }))
@@ -263,7 +267,8 @@ impl LogCatalog {
             tracing::warn!(file = %what, "a damaged checkpoint was removed: what it held was found elsewhere in the log");
         }
         let incarnation = before.incarnation.saturating_add(1);
-        let record = start_record(&options, incarnation, &writer);
+        let (previous, opened) = (before.previous(), Instant::now());
+        let record = start_record(&options, incarnation, previous, &writer);
         let check = writer.append(std::slice::from_ref(&record)).map_err(|error| {
             StartError::Write(match error {
                 super::log::AppendError::NotBegun(refusal) => refusal.to_string(),
@@ -273,7 +278,6 @@ impl LogCatalog {
         let sequence = record.sequence;
         apply(&index, &[(record, check)], options.requests, true).map_err(broken)?;
         options.keeper.keep(sequence).map_err(StartError::Write)?;
-        let previous = before.previous();
         let Mended { files, removed, oldest, grown, size, wanting } = mended;
         let recovered = Recovered { incarnation, previous, index_discarded, replayed, mended: files, removed };
         let index = Arc::new(index);
@@ -328,6 +332,7 @@ impl LogCatalog {
             history,
             thread,
             read_only: None,
+            owed_until: previous.and_then(Previous::trusted_for).map(|owed| opened + owed),
             shortage,
             uncut,
             _silent: None,
@@ -335,10 +340,19 @@ impl LogCatalog {
         Ok((Arc::new(catalog), recovered))
     }
 
-    /// Records a clean stop and brings markers and index up to date. Commits that come later are refused.
+    /// Records a clean stop and brings markers and index up to date. Commits that come later are refused. Where clients may still
+    /// trust the slots of a run before this one nothing is recorded: that takes this stop for a crash, which has the next run
+    /// wait.
     pub async fn stop(&self) -> Result<(), CatalogError> {
         if self.read_only.is_some() {
             return Ok(()); // There is nothing to record, and nowhere to.
+        }
+        if self.owed_until.is_some_and(|until| Instant::now() < until) {
+            tracing::info!("clients may still trust a run that ended before this one: the next one waits for them");
+            // The queue may be full; whoever drops the catalog says it again.
+            let _ = self.commands.send(Command::Abandon);
+            self.join();
+            return Ok(());
         }
         let stopped = self.submit(Command::Stop).await;
         self.join();
@@ -390,8 +404,16 @@ impl LogCatalog {
     }
 }
 
-fn start_record(options: &LogCatalogOptions, incarnation: u64, writer: &LogWriter) -> Record {
+/// A run whose predecessor is trusted still is recorded as one that is trusted itself, for as long: it may end before the wait does,
+/// and the run after it knows of this record only.
+fn start_record(
+    options: &LogCatalogOptions,
+    incarnation: u64,
+    previous: Option<Previous>,
+    writer: &LogWriter,
+) -> Record {
     let time = (options.clock)();
+    let owed = previous.filter(|previous| previous.trusted_for().is_some());
     Record {
         sequence: writer.next_sequence(),
         incarnation,
@@ -399,8 +421,8 @@ fn start_record(options: &LogCatalogOptions, incarnation: u64, writer: &LogWrite
         time_nanoseconds: time.nanoseconds,
         body: Some(Body::Start(StartRecord {
             node: options.node.clone(),
-            lease_milliseconds: options.lease_milliseconds,
-            verbs: options.verbs,
+            lease_milliseconds: options.lease_milliseconds.max(owed.map_or(0, |owed| owed.lease_milliseconds)),
+            verbs: options.verbs || owed.is_some(),
         })),
     }
 }

@@ -428,13 +428,13 @@ impl Model for Publish {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("I3: nobody is given an older version than was seen before", |_, state| !state.stale),
+            Property::always("I3: nobody is given an older version than was seen before", |_, state: &State| !state.stale),
             Property::always("I8: what was acknowledged is durable, whoever starts next", |_, state: &State| {
                 state.acknowledged <= state.version || state.lives[1] == Life::Before
             }),
-            Property::sometimes("a read gets what was put", |_, state| state.read_new),
-            Property::sometimes("the card of a dead server is believed", |_, state| state.read_by_card_of_dead),
-            Property::sometimes("the successor publishes", |_, state| state.words[1].counter > 0),
+            Property::sometimes("a read gets what was put", |_, state: &State| state.read_new),
+            Property::sometimes("the card of a dead server is believed", |_, state: &State| state.read_by_card_of_dead),
+            Property::sometimes("the successor publishes", |_, state: &State| state.words[1].counter > 0),
         ]
     }
 }

@@ -3,7 +3,7 @@
 use railfs_proto::descriptor::Attributes;
 
 /// As in the file system.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Version.
     pub version: u64,

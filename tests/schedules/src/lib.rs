@@ -8,7 +8,7 @@
 //! everybody's builds slow, and so that bugs can be planted in them without a switch in the engine.
 
 // The modules of the engine are used as far as the read path needs them, and documented there.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, unused_variables, missing_docs)]
 
 include!(concat!(env!("OUT_DIR"), "/engine/lib.rs"));
 

@@ -140,6 +140,7 @@ impl Stand {
 
     fn draw_fault(&mut self) {
         let fault = self.dice.roll(27);
+        self.sim.note(format_args!("fault {fault}"));
         match fault {
             0 => self.server_sleeps(false),
             1 => self.server_sleeps(true),

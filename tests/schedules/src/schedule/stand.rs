@@ -109,7 +109,8 @@ pub(super) struct Stand {
     pub(super) server_ill_until: Time,
     pub(super) config: SimConfig,
     pub(super) nonsense: bool,
-    lease_words: (u64, u64),
+    /// Words that left it open, as counted a tick ago.
+    open_words: u64,
 }
 
 thread_local! {
@@ -181,7 +182,7 @@ impl Stand {
             server_ill_until: Time(0),
             config,
             nonsense: false,
-            lease_words: (0, 0),
+            open_words: 0,
             dice,
         };
         if !traced {
@@ -249,6 +250,8 @@ impl Stand {
         let Some(object) = self.objects[handle as usize].clone() else { return self.open(handle) };
         let asked = Asked { handle, offset, length, freshness, ..self.asked(limit) };
         let (id, deadline) = self.ask(Some(object.clone()), asked);
+        let version = object.descriptor.version;
+        self.sim.note(format_args!("read {id} of version {version}, {length} bytes at {offset}, {freshness:?}"));
         let waited = self.core.counts().reads_waited;
         let _ = self.core.read(self.sim.now(), id, &object, handle, offset, length, freshness, deadline);
         self.met.add_if(Kind::Waited, self.core.counts().reads_waited > waited);
@@ -259,6 +262,7 @@ impl Stand {
         let Some(object) = self.objects[handle as usize].clone() else { return self.open(handle) };
         let asked = self.asked(Duration::from_secs(5));
         let (id, deadline) = self.ask(Some(object.clone()), asked);
+        self.sim.note(format_args!("check {id} of version {}", object.descriptor.version));
         self.core.check(self.sim.now(), id, &object, deadline);
         self.act();
     }
@@ -268,6 +272,7 @@ impl Stand {
         let which = (handle + self.dice.roll(5) / 4) % NAMES;
         let asked = Asked { name: which, handle, ..self.asked(Duration::from_secs(5)) };
         let (id, deadline) = self.ask(None, asked);
+        self.sim.note(format_args!("lookup {id} of name {which} for handle {handle}"));
         self.core.lookup(self.sim.now(), id, &name(which), deadline);
         self.act();
     }
@@ -277,6 +282,7 @@ impl Stand {
         if done {
             let (before, after) = self.store.advance(which);
             self.checker.superseded(before, after);
+            self.sim.note(format_args!("version {after} takes the place of {before}"));
             self.met.add_if(Kind::Publish, !self.checker.asked.is_empty());
         }
         self.run.clone().end(which);
@@ -323,7 +329,7 @@ impl Stand {
             {
                 self.checker.breaks(format!("I4: the memory of {id} came back without a fence: {cause:?}"));
             }
-            Event::Looked { .. } => self.lease_words.0 += 1,
+            Event::Looked { id, words } => self.sim.note(format_args!("look {id} brings {words:x?}")),
             _ => {}
         }
     }
@@ -340,6 +346,7 @@ impl Stand {
             }
             Action::Look { rail, look } => {
                 if let Some(way) = self.ways.get(rail) {
+                    self.sim.note(format_args!("look {} by rail {rail}: slots {:?}", look.id, look.slots));
                     way.link.client.look(look);
                 }
             }
@@ -349,6 +356,7 @@ impl Stand {
                 }
             }
             Action::Finish { id, parts } => {
+                self.sim.note(format_args!("{id} is answered with bytes"));
                 let result = self.checker.finish(id, &parts);
                 drop(parts);
                 match result {
@@ -358,11 +366,15 @@ impl Stand {
                 }
             }
             Action::Fail { id, error } => {
+                self.sim.note(format_args!("{id} fails: {error}"));
                 let excuses = self.excuses();
                 let outage = self.checker.fail(now, id, &error, &excuses);
                 self.met.add_if(Kind::Outage, outage);
             }
-            Action::Checked { id } => self.checker.checked(id),
+            Action::Checked { id } => {
+                self.sim.note(format_args!("check {id} passes"));
+                self.checker.checked(id);
+            }
             Action::LookedUp { id, found } => {
                 if let Some((handle, object)) = self.checker.looked_up(id, &found) {
                     self.objects[handle as usize] = Some(object);
@@ -464,8 +476,8 @@ impl Stand {
         }
         let counts = self.core.counts();
         // A word came, and the lease was over.
-        self.met.add_if(Kind::Lease, self.asleep && counts.check_reads_again > self.lease_words.1);
-        self.lease_words.1 = counts.check_reads_again;
+        self.met.add_if(Kind::Lease, self.asleep && counts.check_reads_again > self.open_words);
+        self.open_words = counts.check_reads_again;
     }
 
     /// All faults end: all is answered, all memory comes back.
