@@ -10,7 +10,7 @@ const RAILS: usize = 2;
 const READS: usize = 2;
 const EXTENTS: usize = 3;
 /// Attempts of each read.
-const TRIES: u8 = 2;
+const TRIES: [u8; READS] = [2, 1];
 /// Connections of each rail, one after another.
 const CONNECTIONS: u8 = 2;
 
@@ -206,7 +206,7 @@ impl Model for Fetch {
             extents: [Extent { owner: Owner::Free, bytes: None }; EXTENTS],
             attempts: Vec::new(),
             reads: [Read::Waits; READS],
-            tries: [TRIES; READS],
+            tries: TRIES,
             rails: [Rail { connection: 0, dying: false }; RAILS],
             fault: None,
             late: false,

@@ -18,7 +18,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "joins_posted",
         what: "a read joins a check that was posted before it arrived",
-        seeds: 1000,
+        seeds: 3000,
         changes: &[(
             "read/core/small.rs",
             "        match self.gathering.iter_mut().find(same) {",
@@ -37,7 +37,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "joins_fetch",
         what: "a read that joins a fetch takes the check that was posted with it for its own",
-        seeds: 1000,
+        seeds: 2000,
         changes: &[(
             "read/core/fetch.rs",
             "        fetch.waiters.push(read);",
@@ -54,7 +54,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "no_fence",
         what: "memory counts as free at the time-out, without its fence",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/core.rs",
             "let held = matches!(hand, Hand::Held);",
@@ -64,7 +64,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "gives_unfenced",
         what: "a rail gives memory back at the time-out, without its fence",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "rail/sim/link.rs",
             "            Some((extent, length)) => {
@@ -81,7 +81,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "takes_stale_reply",
         what: "the reply to an attempt that was given up, on a connection that is dead to us, is taken",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/core.rs",
             "        entry.flight = Flight::Gone;
@@ -95,7 +95,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "unverified",
         what: "a page is not compared with its checksum",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/landed.rs",
             "if page_checksum(id, page) != self.checksums[index] {",
@@ -115,7 +115,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "lease_of_reply",
         what: "the lease runs from when the answer came, not from when it was asked for",
-        seeds: 100_000,
+        seeds: 20_000,
         changes: &[(
             "read/core/fetch.rs",
             "self.checking.lease.answered(entry.incarnation, entry.posted);",
@@ -129,7 +129,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "believes_torn",
         what: "a word that fails its check bits is taken for the one that is expected",
-        seeds: 1000,
+        seeds: 2000,
         changes: &[(
             "read/lease.rs",
             "let Some(now) = Slot::decode(word, incarnation) else { return Verdict::Open };",
@@ -141,7 +141,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "believes_busy",
         what: "a word that says that a publish is under way counts as current",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/lease.rs",
             "if now.in_progress > 0 && now.counter == then.counter => Verdict::Open,",
@@ -153,7 +153,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "keeps_budget",
         what: "what a request that failed had taken of the budget is not given back",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/core.rs",
             "                } else {
@@ -171,7 +171,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "no_deadline",
         what: "the deadline of a read is forgotten",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/core.rs",
             "(read.deadline <= now && !read.finishing)",
@@ -181,7 +181,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "short_bytes",
         what: "fewer bytes than were asked for count as all of them",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/core/fetch.rs",
             "            let checksums = check_fetch_reply(&fetch.request, &reply, bulk, page_size)
@@ -194,7 +194,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "loses_read",
         what: "a read whose rail fails is not sent on by another",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/core/fetch.rs",
             "        fetch.attempt = None;
@@ -212,7 +212,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "frees_twice",
         what: "a completion that comes twice gives back twice",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/core.rs",
             "                let Some(entry) = self.flights.remove(&id).filter(|entry| entry.rail == rail) else {
@@ -233,7 +233,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "stale_proof",
         what: "a lookup that finds another version counts as a check of the old one",
-        seeds: 1000,
+        seeds: 200,
         changes: &[(
             "read/core/small.rs",
             "if descriptor.version == object.descriptor.version => {",

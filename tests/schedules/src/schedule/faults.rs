@@ -146,12 +146,30 @@ impl Stand {
             1 => self.server_sleeps(true),
             2 => self.successor(true, true),
             3 => self.successor(false, true),
-            4 | 5 => self.successor(false, false),
+            4 => self.successor(false, false),
+            5 => {
+                // Its last answers are long on their way.
+                let late = self.dice.between(300, 3500);
+                for way in self.ways.iter().filter(|way| way.incarnation == self.run.incarnation) {
+                    way.faults.late.store(late, Ordering::SeqCst);
+                    way.faults.slow.store(2, Ordering::SeqCst);
+                }
+                self.draw_read();
+                self.open(0);
+                self.pass(milliseconds(2));
+                self.successor(false, false);
+            }
             6 => {
                 let time = self.dice.between(20, 5000);
                 self.suspend(milliseconds(time));
             }
-            7 => self.press(true),
+            7 => {
+                self.press(true);
+                for handle in 0..HANDLES {
+                    let offset = self.dice.roll(60_000);
+                    self.read(handle, offset, 30_000, Freshness::Current, Duration::from_secs(10));
+                }
+            }
             8 => self.press(false),
             9 => {
                 if let Some((rail, id)) = self.last_reply {
@@ -187,9 +205,21 @@ impl Stand {
                 self.spell(way, Spell::Loss, 2000);
             }
             14 => {
-                link.cut();
+                // One, or all of them at once and for long.
+                let all = self.dice.once_in(4);
                 self.met.add(Kind::Cut);
-                self.spell(way, Spell::Cut, 4000);
+                for other in 0..self.ways.len() {
+                    if other == way || all {
+                        self.ways[other].link.cut();
+                        self.ways[other].hurt();
+                        self.spell(other, Spell::Cut, if all { 16_000 } else { 4000 });
+                    }
+                }
+                if all {
+                    self.read(0, 0, PAGE, Freshness::Current, Duration::from_secs(4));
+                    self.pass(Duration::from_secs(5));
+                    self.read(1, 0, PAGE, Freshness::Current, Duration::from_secs(4));
+                }
             }
             15 => {
                 link.port(side, false);
@@ -309,7 +339,9 @@ impl Stand {
         before.forget();
         self.run = Run::new(before.incarnation + 1, &self.store, &self.log);
         self.asleep = false;
-        self.publish_from = if clean { now } else { now.after(LEASE * 5 / 4 + Duration::from_secs(1)) };
+        // A run that stops in order while the one before it is still trusted leaves the wait to the next one.
+        let owes = !clean || now < self.publish_from;
+        self.publish_from = if owes { now.after(LEASE * 5 / 4 + Duration::from_secs(1)) } else { now };
         let longest = if closed { 500 } else { 6000 };
         let at = now.after(milliseconds(self.dice.between(5, longest)));
         self.agenda.add(at, Later::Hear);

@@ -260,7 +260,7 @@ impl Stand {
 
     pub(super) fn check(&mut self, handle: u64) {
         let Some(object) = self.objects[handle as usize].clone() else { return self.open(handle) };
-        let asked = self.asked(Duration::from_secs(5));
+        let asked = Asked { handle, ..self.asked(Duration::from_secs(5)) };
         let (id, deadline) = self.ask(Some(object.clone()), asked);
         self.sim.note(format_args!("check {id} of version {}", object.descriptor.version));
         self.core.check(self.sim.now(), id, &object, deadline);
@@ -291,6 +291,7 @@ impl Stand {
 
     /// Hands events and actions to and fro until there are none.
     pub(super) fn act(&mut self) {
+        let mut anything = false;
         loop {
             let event = self.inbox.take();
             let quiet = event.is_none();
@@ -303,6 +304,7 @@ impl Stand {
             if quiet && actions.is_empty() {
                 break;
             }
+            anything = true;
             for action in actions {
                 self.perform(now, action);
             }
@@ -311,7 +313,10 @@ impl Stand {
         for (late, replier, bulk, message) in self.log.take_outbox() {
             self.agenda.answer(until.after(late), replier, bulk, message);
         }
-        self.audit();
+        // Nobody's hands change without a word to the core or from it.
+        if anything {
+            self.audit();
+        }
     }
 
     /// The checker sees what a rail says before the core does.
@@ -367,6 +372,12 @@ impl Stand {
             }
             Action::Fail { id, error } => {
                 self.sim.note(format_args!("{id} fails: {error}"));
+                let stale = matches!(error, crate::error::Error::Stale { .. });
+                let handle = self.checker.asked.get(&id).map(|asked| asked.handle);
+                // As programs do: most open the name again.
+                if let Some(handle) = handle.filter(|_| stale && !self.dice.once_in(4)) {
+                    self.objects[handle as usize] = None;
+                }
                 let excuses = self.excuses();
                 let outage = self.checker.fail(now, id, &error, &excuses);
                 self.met.add_if(Kind::Outage, outage);
