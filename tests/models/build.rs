@@ -13,7 +13,11 @@ const ALWAYS: &[(&str, &str, &str)] = &[
     ("fs/src/ops/inodes.rs", "use std::sync::{", "use crate::sync::{"),
     ("fs/src/ops/inodes.rs", "use super::attr::Facts;", "use crate::stand_in::Facts;"),
     ("fs/src/ops/inodes.rs", "use railfs_engine::client::Object;", "use crate::stand_in::Object;"),
-    ("fs/src/ops/inodes.rs", "Inodes::with_hash(root, crate::hash::bytes)", "Inodes::with_hash(root, crate::stand_in::hash)"),
+    (
+        "fs/src/ops/inodes.rs",
+        "Inodes::with_hash(root, crate::hash::bytes)",
+        "Inodes::with_hash(root, crate::stand_in::hash)",
+    ),
 ];
 
 const RACES: &[(&str, &str, &str)] = &[
@@ -82,9 +86,7 @@ fn run() -> Result<(), String> {
     }
     println!("cargo::rerun-if-changed=build.rs");
     let modules = ["", "racy_"].map(|prefix| {
-        format!(
-            "pub mod {prefix}memory {{ pub mod arena; mod slots; }}\npub mod {prefix}inodes {{ pub mod table; }}\n"
-        )
+        format!("pub mod {prefix}memory {{ pub mod arena; mod slots; }}\npub mod {prefix}inodes {{ pub mod table; }}\n")
     });
     fs::write(out.join("threads.rs"), modules.concat()).map_err(|error| format!("threads.rs: {error}"))
 }

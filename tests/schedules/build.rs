@@ -47,10 +47,10 @@ fn run() -> Result<(), String> {
     for (file, text) in &mut texts {
         if file == Path::new("lib.rs") {
             // It is included: what is said of a whole crate stands in ours.
-            *text = text.lines().filter(|line| !line.starts_with("//!") && !line.starts_with("#![")).fold(
-                String::new(),
-                |all, line| all + line + "\n",
-            );
+            *text = text
+                .lines()
+                .filter(|line| !line.starts_with("//!") && !line.starts_with("#!["))
+                .fold(String::new(), |all, line| all + line + "\n");
         }
         write(&copy.join(&file), text).map_err(|error| format!("{}: {error}", file.display()))?;
     }

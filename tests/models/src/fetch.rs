@@ -360,7 +360,9 @@ impl Model for Fetch {
             Property::always("I5: no reply of a dead connection is taken", |_, state: &State| {
                 state.fault != Some(Fault::Stale)
             }),
-            Property::always("I10: a rail that dies loses no read", |_, state: &State| state.fault != Some(Fault::Lost)),
+            Property::always("I10: a rail that dies loses no read", |_, state: &State| {
+                state.fault != Some(Fault::Lost)
+            }),
             Property::sometimes("both reads are answered", |_, state: &State| state.reads == [Read::Done; READS]),
             Property::sometimes("a WRITE lands late", |_, state: &State| state.late),
             Property::sometimes("all memory is free again after a late WRITE", |_, state: &State| {

@@ -449,7 +449,9 @@ impl Model for Publish {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("I3: nobody is given an older version than was seen before", |_, state: &State| !state.stale),
+            Property::always("I3: nobody is given an older version than was seen before", |_, state: &State| {
+                !state.stale
+            }),
             Property::always("I8: what was acknowledged is durable, whoever starts next", |_, state: &State| {
                 state.acknowledged <= state.version || state.lives[1] == Life::Before
             }),

@@ -28,8 +28,7 @@ impl Core {
     /// # Errors
     /// The first entry that contradicts another one, with the invariant that it breaks.
     pub fn audit(&self) -> Result<Holdings, String> {
-        let mut holdings =
-            Holdings { ledger: self.ledger.held(), cached: self.cache.bytes(), ..Holdings::default() };
+        let mut holdings = Holdings { ledger: self.ledger.held(), cached: self.cache.bytes(), ..Holdings::default() };
         for (id, flight) in &self.flights {
             holdings.with_rails += u64::from(flight.memory);
             let attempt = match flight.flight {
@@ -38,7 +37,10 @@ impl Core {
                 Flight::Small(small) | Flight::Look(small) => self.smalls.get(&small).and_then(|small| small.attempt),
             };
             if attempt != Some(*id) {
-                return Err(format!("I5: {:?} is not what attempt {id} in flight is for: that is {attempt:?}", flight.flight));
+                return Err(format!(
+                    "I5: {:?} is not what attempt {id} in flight is for: that is {attempt:?}",
+                    flight.flight
+                ));
             }
         }
         for (id, fetch) in &self.fetches {

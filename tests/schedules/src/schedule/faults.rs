@@ -27,7 +27,11 @@ pub(super) enum Spell {
 
 /// What comes later by itself.
 enum Later {
-    PublishEnds { incarnation: u64, name: u64, done: bool },
+    PublishEnds {
+        incarnation: u64,
+        name: u64,
+        done: bool,
+    },
     Answer(Box<dyn Replier>, Bulk, Bytes),
     SpellEnds(usize, Spell),
     Wake(u64),

@@ -107,7 +107,13 @@ impl std::fmt::Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let per = |sum: u64| sum / self.schedules.max(1);
         let [bytes, stale, errors] = self.answered;
-        writeln!(f, "{} schedules, {} events each (at least {})", self.schedules, per(self.events), self.fewest.unwrap_or(0))?;
+        writeln!(
+            f,
+            "{} schedules, {} events each (at least {})",
+            self.schedules,
+            per(self.events),
+            self.fewest.unwrap_or(0)
+        )?;
         writeln!(f, "reads: {bytes} answered with bytes, {stale} ESTALE, {errors} other errors")?;
         for (name, share) in self.shares() {
             writeln!(f, "{:>6}.{:02} %  {name}", share / 100, share % 100)?;

@@ -418,7 +418,8 @@ impl Stand {
         }
         let owned = stats.free + held + unexposed + holdings.waiting + holdings.cached + holdings.loose + self.pressed;
         if stats.quarantined > 0 || stats.exposed != held || owned != stats.total {
-            let what = format!("I4: {stats:?}; rails hold {held}, and {unexposed} unexposed; something else {}", self.pressed);
+            let what =
+                format!("I4: {stats:?}; rails hold {held}, and {unexposed} unexposed; something else {}", self.pressed);
             self.checker.breaks(format!("{what}; {holdings:?}"));
         }
         if holdings.with_rails != held + unexposed {
@@ -496,7 +497,10 @@ impl Stand {
         self.heal();
         let end = self.sim.now().after(Duration::from_secs(60));
         let quiet = |stand: &Stand| {
-            stand.checker.asked.is_empty() && stand.core.idle() && stand.arena.stats().exposed == 0 && stand.agenda.is_empty()
+            stand.checker.asked.is_empty()
+                && stand.core.idle()
+                && stand.arena.stats().exposed == 0
+                && stand.agenda.is_empty()
         };
         while !quiet(self) && self.sim.now() < end && self.checker.broken.is_none() {
             self.pass(TICK);
