@@ -14,7 +14,7 @@ mod link;
 
 use super::backoff::Random;
 use super::tcp::Limits;
-use super::{Counters, Event, Events, Handler, Incoming, Lane, Look, Rail, State, Submission};
+use super::{Counters, Event, Events, Hand, Handler, Incoming, Lane, Look, Rail, State, Submission};
 use crate::clock::Time;
 use bytes::Bytes;
 use link::{Action, Link};
@@ -119,6 +119,16 @@ pub enum Forged {
         /// Of this connection, or of its predecessor.
         current: bool,
     },
+}
+
+impl Event {
+    /// Bytes of the memory that comes back with a failure.
+    fn fenced_bytes(&self) -> u64 {
+        match self {
+            Event::Failed { hand: Hand::Fenced(extent), .. } => u64::from(extent.size()),
+            _ => 0,
+        }
+    }
 }
 
 /// What must be done outside of the lock.
@@ -319,6 +329,15 @@ impl Sim {
     /// Everything that happened, a line each.
     pub fn trace(&self) -> Vec<String> {
         self.world().context.trace.clone().unwrap_or_default()
+    }
+
+    /// Bytes of landings of requests to closed rails, whose end is told with the next step: nobody else ever had them.
+    pub fn untold(&self) -> u64 {
+        let bytes = |call: &Call| match call {
+            Call::Tell(_, event) => event.fenced_bytes(),
+            Call::Serve(..) => 0,
+        };
+        self.world().context.calls.iter().map(bytes).sum()
     }
 
     /// A line of the caller's own for the trace.

@@ -411,7 +411,7 @@ impl Stand {
             Ok(holdings) => holdings,
             Err(what) => return self.checker.breaks(what),
         };
-        let (mut held, mut unexposed) = (0, 0);
+        let (mut held, mut unexposed) = (0, self.sim.untold());
         for way in &self.ways {
             held += way.link.client.counters().held_bytes;
             unexposed += way.link.unexposed();

@@ -43,11 +43,7 @@ impl Link {
     }
 
     pub(in crate::rail::sim) fn unexposed(&self) -> u64 {
-        let bytes = |event: &Event| match event {
-            Event::Failed { hand: Hand::Fenced(extent), .. } => u64::from(extent.size()),
-            _ => 0,
-        };
-        self.client.deferred.iter().map(bytes).sum()
+        self.client.deferred.iter().map(Event::fenced_bytes).sum()
     }
 
     /// The key of a request's landing, pending or held.
