@@ -4,7 +4,7 @@
 //! * Nothing happens but in [`Sim::step`] (and [`Rail::close`]): no threads, no wall clock. The same seed, calls and steps
 //!   give the same [`Sim::trace`].
 //! * It keeps the contract of the rail trait, as verbs will: a landing whose request has expired, or whose connection has
-//!   died, may still be written to; the event says [`Hand::Held`](super::Hand::Held), and [`Event::Released`] follows when the fence has come.
+//!   died, may still be written to; the event says [`Hand::Held`], and [`Event::Released`] follows when the fence has come.
 //! * Frames of one lane keep their order; lanes do not know of each other.
 //! * A landing is reached by its key, inside its bounds, until its fence has come; any other WRITE hits nothing and ends the
 //!   connection. A server whose software hangs is a card that goes on answering READs ([`SimLink::hang`]).

@@ -7,7 +7,7 @@
 
 #![deny(unsafe_code)]
 // Of the copies only a part is used here; they are documented where they come from.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs, clippy::len_without_is_empty)]
 
 pub mod fetch;
 pub mod publish;

@@ -2,7 +2,7 @@
 //! with a card that still answers.
 //!
 //! Properties: I3 (no read that arrived after a version was acknowledged, or seen by anybody, is given an older one), I8 (what
-//! was acknowledged is durable). Time is counted in ticks: a lease lasts [`TERM`], a successor waits [`DELAY`].
+//! was acknowledged is durable). Time is counted in ticks: a lease lasts one (`TERM`), a successor waits for two (`DELAY`).
 
 use stateright::{Model, Property};
 

@@ -48,7 +48,7 @@ pub const BUGS: &[Bug] = &[
         ), (
             "read/core/reads.rs",
             "        if !any_fresh && !checked {",
-            "        if !any_fresh && !checked && !(PLANTED && !joined.is_empty()) {",
+            "        if !any_fresh && !checked && (!PLANTED || joined.is_empty()) {",
         )],
     },
     Bug {

@@ -123,11 +123,14 @@ pub(super) struct Log {
     pub(super) reclaimed: AtomicU64,
     pub(super) slow: AtomicU64,
     /// Answers that are held back, and for how long.
-    pub(super) outbox: Mutex<Vec<(Duration, Box<dyn Replier>, Bulk, Bytes)>>,
+    pub(super) outbox: Mutex<Vec<Late>>,
 }
 
+/// An answer, and for how long it is held back.
+pub(super) type Late = (Duration, Box<dyn Replier>, Bulk, Bytes);
+
 impl Log {
-    pub(super) fn take_outbox(&self) -> Vec<(Duration, Box<dyn Replier>, Bulk, Bytes)> {
+    pub(super) fn take_outbox(&self) -> Vec<Late> {
         std::mem::take(&mut *lock(&self.outbox))
     }
 }
@@ -336,6 +339,6 @@ fn descriptor(version: u64) -> Descriptor {
     let striping = striping(version);
     let replica = || vec![Replica { node: "n".into(), directory: Id([1; 16]) }];
     let attributes = Attributes { mode: 0o644, mtime_seconds: 0, mtime_nanoseconds: 0, owner: None };
-    let components = if version % NAMES == 0 { vec![replica(), replica()] } else { vec![replica()] };
+    let components = if version.is_multiple_of(NAMES) { vec![replica(), replica()] } else { vec![replica()] };
     Descriptor { version, attributes, striping, components }
 }
