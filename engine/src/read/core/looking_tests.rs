@@ -221,3 +221,36 @@ fn i3_a_version_published_by_the_successor_is_never_missed_by_a_check_of_the_pre
     // The last: words that would have said "current" of what was superseded.
     assert!(by_card > 200 && stale > 50 && tempting > 20, "{by_card} by card, {stale} stale, {tempting} tempting");
 }
+
+#[test]
+fn i1_a_read_that_waits_for_memory_after_a_bad_page_is_not_finished_by_its_own_check() {
+    let mut world = World::new(1, 1, 1 << 20);
+    world.read(1, 0, 4096);
+    world.read(2, 0, 4096);
+    let fetch = |world: &World| world.posted.iter().position(|(_, s)| s.landing.is_some()).unwrap();
+    // The second one joins the fetch and has a check of its own on its way. The fetch is sent again: that is a check of both.
+    let at = fetch(&world);
+    world.lose(at, Cause::Disconnected("died".into()));
+    world.pass(RETRY);
+    let at = fetch(&world);
+    assert_eq!(world.posted.len(), 2, "the fetch, and the check of the second read");
+    // It brings a bad page, and there is no memory to fetch that again: somebody still looks at it.
+    let held: Vec<_> = std::iter::from_fn(|| world.core.arena.allocate(4096)).collect();
+    world.bad_parts = Some(Vec::new());
+    world.lying = Some(0);
+    while Dice(world.dice.0).roll(3) != 0 {
+        world.dice.0 += 1;
+    }
+    world.answer(at);
+    assert_eq!((world.core.counts().bad_pages, world.core.activity()[3]), (2, 2), "both wait for memory");
+    world.lying = None;
+    // Now the check is answered.
+    world.answer(0);
+    assert_eq!(world.answered, [0; 3]);
+    (world.bad_parts, world.lying) = (None, None);
+    drop(held);
+    world.pass(RETRY);
+    world.answer_all();
+    assert_eq!(world.answered, [2, 0, 0]);
+    world.quiesce();
+}

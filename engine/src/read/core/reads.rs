@@ -261,8 +261,10 @@ impl Core {
 
     /// Finishes a read that has its pages and its check.
     pub(super) fn progress(&mut self, id: u64) {
+        // One in line has no pages, and waits for none of them yet: after a bad page it is there with its check passed.
+        let in_line = self.line.contains(id);
         let Some(read) = self.reads.get_mut(&id) else { return };
-        if !read.pending.is_empty() || !read.checked || read.finishing {
+        if in_line || !read.pending.is_empty() || !read.checked || read.finishing {
             return;
         }
         read.finishing = true;

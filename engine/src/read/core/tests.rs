@@ -106,6 +106,8 @@ struct World {
     words: HashMap<u64, Vec<u64>>,
     /// Slots whose card goes on answering while their server says nothing any more: incarnation and state.
     orphan: Option<(u64, u64)>,
+    /// Pages that turned out bad, while somebody still looks at them (`None`: nobody does).
+    bad_parts: Option<Vec<Arc<Landed>>>,
     /// Looks that an orphan answered with the word that was asked about, after its successor had published.
     tempting: u64,
 }
@@ -165,6 +167,7 @@ impl World {
             looks: Vec::new(),
             words: HashMap::new(),
             orphan: None,
+            bad_parts: None,
             tempting: 0,
         }
     }
@@ -240,6 +243,7 @@ impl World {
                 Err(bad) => {
                     let part = part.clone();
                     drop(parts);
+                    self.bad_parts.iter_mut().for_each(|kept| kept.push(part.clone()));
                     self.core.finished(self.now, id, Err((part, bad.page)));
                     return;
                 }
