@@ -73,6 +73,11 @@ impl Cache {
         self.cells.peek(&(version, cell)).is_some_and(|runs| runs.iter().any(|run| run.landed.pages().contains(&page)))
     }
 
+    /// Whether this very extent is there, without touching its cell.
+    pub fn holds(&self, version: u64, cell: u64, landed: &Arc<Landed>) -> bool {
+        self.cells.peek(&(version, cell)).is_some_and(|runs| runs.iter().any(|run| Arc::ptr_eq(&run.landed, landed)))
+    }
+
     /// Adds an extent to its cell. `ahead`: nobody has asked for it yet.
     pub fn insert(&mut self, version: u64, cell: u64, landed: Arc<Landed>, ahead: bool) {
         let size = u64::from(landed.memory_size());

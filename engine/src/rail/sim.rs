@@ -4,7 +4,7 @@
 //! * Nothing happens but in [`Sim::step`] (and [`Rail::close`]): no threads, no wall clock. The same seed, calls and steps
 //!   give the same [`Sim::trace`].
 //! * It keeps the contract of the rail trait, as verbs will: a landing whose request has expired, or whose connection has
-//!   died, may still be written to; the event says [`Hand::Held`](super::Hand::Held), and [`Event::Released`] follows when the fence has come.
+//!   died, may still be written to; the event says [`Hand::Held`], and [`Event::Released`] follows when the fence has come.
 //! * Frames of one lane keep their order; lanes do not know of each other.
 //! * A landing is reached by its key, inside its bounds, until its fence has come; any other WRITE hits nothing and ends the
 //!   connection. A server whose software hangs is a card that goes on answering READs ([`SimLink::hang`]).
@@ -14,7 +14,7 @@ mod link;
 
 use super::backoff::Random;
 use super::tcp::Limits;
-use super::{Counters, Event, Events, Handler, Incoming, Lane, Look, Rail, State, Submission};
+use super::{Counters, Event, Events, Hand, Handler, Incoming, Lane, Look, Rail, State, Submission};
 use crate::clock::Time;
 use bytes::Bytes;
 use link::{Action, Link};
@@ -121,6 +121,16 @@ pub enum Forged {
     },
 }
 
+impl Event {
+    /// Bytes of the memory that comes back with a failure.
+    fn fenced_bytes(&self) -> u64 {
+        match self {
+            Event::Failed { hand: Hand::Fenced(extent), .. } => u64::from(extent.size()),
+            _ => 0,
+        }
+    }
+}
+
 /// What must be done outside of the lock.
 enum Call {
     Tell(Arc<dyn Events>, Event),
@@ -158,7 +168,30 @@ struct Context {
     random: Random,
     heap: BinaryHeap<Reverse<Scheduled>>,
     calls: Vec<Call>,
-    trace: Vec<String>,
+    /// None: nobody wants it.
+    trace: Option<Vec<String>>,
+    tally: Tally,
+}
+
+/// How often something went wrong so far: what was asked for by chance or by a call may not come to pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Requests and replies that vanished.
+    pub lost: u64,
+    /// Replies and words that came twice.
+    pub doubled: u64,
+    /// Pieces that landed after their request had ended.
+    pub late: u64,
+    /// Words that came torn, other than each state they were torn between.
+    pub torn: u64,
+    /// Completions that were lost and not told.
+    pub uncertain: u64,
+    /// Connections that died of what the network did.
+    pub deaths: u64,
+    /// WRITEs that hit no window.
+    pub refused: u64,
+    /// Frames of another connection, and replies that nobody waits for.
+    pub stale: u64,
 }
 
 impl Context {
@@ -171,8 +204,9 @@ impl Context {
         chance > 0.0 && self.random.unit() < chance
     }
     fn trace(&mut self, link: usize, what: std::fmt::Arguments<'_>) {
-        let line = format!("{} {link} {what}", self.now.0);
-        self.trace.push(line);
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{} {link} {what}", self.now.0));
+        }
     }
 }
 
@@ -220,7 +254,8 @@ impl Sim {
                 random: Random::new(seed),
                 heap: BinaryHeap::new(),
                 calls: Vec::new(),
-                trace: Vec::new(),
+                trace: Some(Vec::new()),
+                tally: Tally::default(),
             },
             links: Vec::new(),
         })))
@@ -257,9 +292,14 @@ impl Sim {
 
     /// Lets the next thing happen. False when there is none.
     pub fn step(&self) -> bool {
+        self.step_until(Time::NEVER)
+    }
+
+    /// The same, unless it is later than `limit`.
+    pub fn step_until(&self, limit: Time) -> bool {
         let calls = {
             let mut world = self.world();
-            let Some(at) = world.next() else { return false };
+            let Some(at) = world.next().filter(|at| *at <= limit) else { return false };
             world.turn(at);
             std::mem::take(&mut world.context.calls)
         };
@@ -269,9 +309,7 @@ impl Sim {
 
     /// Lets everything happen up to `time`, and sets the clock to it.
     pub fn advance_to(&self, time: Time) {
-        while self.next().is_some_and(|at| at <= time) {
-            self.step();
-        }
+        while self.step_until(time) {}
         let mut world = self.world();
         world.context.now = world.context.now.max(time);
     }
@@ -290,7 +328,35 @@ impl Sim {
 
     /// Everything that happened, a line each.
     pub fn trace(&self) -> Vec<String> {
-        self.world().context.trace.clone()
+        self.world().context.trace.clone().unwrap_or_default()
+    }
+
+    /// Bytes of landings of requests to closed rails, whose end is told with the next step: nobody else ever had them.
+    pub fn untold(&self) -> u64 {
+        let bytes = |call: &Call| match call {
+            Call::Tell(_, event) => event.fenced_bytes(),
+            Call::Serve(..) => 0,
+        };
+        self.world().context.calls.iter().map(bytes).sum()
+    }
+
+    /// A line of the caller's own for the trace.
+    pub fn note(&self, what: std::fmt::Arguments<'_>) {
+        let mut world = self.world();
+        let now = world.context.now.0;
+        if let Some(trace) = &mut world.context.trace {
+            trace.push(format!("{now} - {what}"));
+        }
+    }
+
+    /// Keeps no trace from here on: most of the time of a simulation goes into it.
+    pub fn untraced(&self) {
+        self.world().context.trace = None;
+    }
+
+    /// See [`Tally`].
+    pub fn tally(&self) -> Tally {
+        self.world().context.tally
     }
 
     fn run(&self, calls: Vec<Call>) {
@@ -377,6 +443,14 @@ impl SimLink {
     /// The server's software does nothing any more, or goes on; its card answers READs all the time.
     pub fn hang(&self, hangs: bool) {
         self.sim.on(self.number, |link, _| link.hung = hangs);
+    }
+    /// The server's software sleeps, or wakes up and finds what came meanwhile; its card answers READs all the time.
+    pub fn pause(&self, sleeps: bool) {
+        self.sim.on(self.number, |link, context| link.pause(sleeps, context));
+    }
+    /// Bytes of landings of requests that were refused, whose end was not told yet: nobody else ever had them.
+    pub fn unexposed(&self) -> u64 {
+        self.sim.on(self.number, |link, _| link.unexposed())
     }
     /// A port goes down, which its end hears of at once, or comes up.
     pub fn port(&self, of: Side, up: bool) {

@@ -1,6 +1,8 @@
 //! What the read path decides: pure. Calls say what happened and when; [`Core::take_actions`] says what to do.
 //!
 //! Guarantees:
+//! * The same calls give the same actions in the same order, whatever a process drew for its hash tables: what happened once
+//!   happens again from its seed. So what is gone through in turn lies in ordered tables.
 //! * I1, I3: a read finishes only with every page it asked for, all of one version, and after a check that began when the
 //!   read had arrived. A check is a check frame, a READ of the slot that ended while the server's lease was held, a lookup made
 //!   anew, or what a fetch posted after the read's arrival brings.
@@ -13,6 +15,7 @@
 //! * I10: what fails on one rail is sent on another, into a new extent, within the same deadline.
 
 mod ahead;
+mod audit;
 #[cfg(test)]
 mod fair_tests;
 mod fetch;
@@ -35,13 +38,15 @@ use crate::read::admission::{Account, FairQueue, Ledger, Use};
 use crate::read::landed::Landed;
 use crate::read::pins::Pins;
 use crate::read::rails::Rails;
+pub use audit::Holdings;
+
 use ahead::{Reader, Sore};
 use fetch::Fetch;
 use railfs_proto::name::ObjectName;
 use railfs_proto::v1;
 use reads::Read;
 use small::Small;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -264,23 +269,23 @@ pub struct Core {
     pub(crate) refuse: bool,
     next_id: u64,
     actions: Vec<Action>,
-    reads: HashMap<u64, Read>,
+    reads: BTreeMap<u64, Read>,
     /// Reads that wait for memory.
     line: FairQueue,
     /// Fetches that have memory and wait for a rail that has room.
     sends: FairQueue,
-    fetches: HashMap<u64, Fetch>,
+    fetches: BTreeMap<u64, Fetch>,
     by_cell: HashMap<(u64, u64), Vec<u64>>,
-    smalls: HashMap<u64, Small>,
+    smalls: BTreeMap<u64, Small>,
     gathering: Vec<small::Member>,
     last_check_posted: Time,
     checking: looking::Checking,
     /// Checks and lookups for callers.
-    calls: HashMap<u64, Call>,
+    calls: BTreeMap<u64, Call>,
     /// Whether anybody answers on the rails.
     outage: Outage,
     /// Attempts in flight.
-    flights: HashMap<u64, InFlight>,
+    flights: BTreeMap<u64, InFlight>,
     /// Bytes of landings in flight and in quarantine.
     ledger: Ledger,
     readers: HashMap<u64, Reader>,
@@ -306,18 +311,18 @@ impl Core {
             refuse: false,
             next_id: 1,
             actions: Vec::new(),
-            reads: HashMap::new(),
+            reads: BTreeMap::new(),
             line: FairQueue::default(),
             sends: FairQueue::default(),
-            fetches: HashMap::new(),
+            fetches: BTreeMap::new(),
             by_cell: HashMap::new(),
-            smalls: HashMap::new(),
+            smalls: BTreeMap::new(),
             gathering: Vec::new(),
             last_check_posted: Time(0),
             checking: looking::Checking::default(),
-            calls: HashMap::new(),
+            calls: BTreeMap::new(),
             outage: Outage::default(),
-            flights: HashMap::new(),
+            flights: BTreeMap::new(),
             ledger,
             readers: HashMap::new(),
             ring: VecDeque::new(),
@@ -593,13 +598,13 @@ impl Core {
             self.reads.remove(&id);
             self.actions.push(Action::Fail { id, error: Error::Closed });
         }
-        for (id, _) in self.calls.drain() {
+        for id in std::mem::take(&mut self.calls).into_keys() {
             self.actions.push(Action::Fail { id, error: Error::Closed });
         }
         self.line.clear();
         self.sends.clear();
         self.ring.clear();
-        for (_, fetch) in self.fetches.drain() {
+        for fetch in std::mem::take(&mut self.fetches).into_values() {
             if fetch.extent.is_some() {
                 self.ledger.give(fetch.held, u64::from(fetch.geometry.extent));
             }

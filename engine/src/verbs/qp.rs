@@ -382,8 +382,9 @@ impl Qp<Rtr> {
         attributes.qp_state = ibv_qp_state::IBV_QPS_RTS;
         attributes.sq_psn = psn & 0xff_ffff;
         // 4.096 us * 2^14, six times: a dead peer is noticed within about half a second. 7 would be for ever (rnr by the
-        // specification, the other on Soft-RoCE).
-        attributes.timeout = 14;
+        // specification, the other on Soft-RoCE). A software device answers when its host has a processor for it: a busy
+        // one is not dead after half a second, so it has two.
+        attributes.timeout = if self.inner.kept.pd.context().facts()?.soft { 16 } else { 14 };
         attributes.retry_cnt = 6;
         attributes.rnr_retry = 6;
         attributes.max_rd_atomic = reads;

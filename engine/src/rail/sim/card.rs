@@ -38,7 +38,9 @@ impl Card {
         let mut words = self.now(slots)?;
         for (word, before) in words.iter_mut().zip(posted) {
             if context.chance(torn) {
+                let now = *word;
                 *word = if context.chance(0.5) { before & half | *word & !half } else { *word & half | before & !half };
+                context.tally.torn += u64::from(*word != now && *word != *before);
             }
         }
         Some(words)

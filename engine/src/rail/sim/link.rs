@@ -81,6 +81,9 @@ pub(super) struct Link {
     pub(super) cut: bool,
     /// The server's software does nothing.
     pub(super) hung: bool,
+    /// It will wake up and find what came meanwhile.
+    sleeps: bool,
+    asleep: Vec<Action>,
     pub(super) overflow: Option<(Side, bool)>,
     pub(super) refused_writes: u64,
     /// Ports that are down: of the client, of the server.
@@ -236,6 +239,8 @@ impl Link {
             config,
             cut: false,
             hung: false,
+            sleeps: false,
+            asleep: Vec::new(),
             overflow: None,
             refused_writes: 0,
             down: [false; 2],
@@ -311,8 +316,9 @@ impl Link {
                     self.end(side).keys.insert(key, id);
                 }
                 context.trace(self.number, format_args!("{side:?} submits {id} on {lane:?}"));
-                if !context.chance(self.config.loss) {
-                    self.send(side.other(), lane, connection, Frame::Request { id, message }, context);
+                match context.chance(self.config.loss) {
+                    true => context.tally.lost += 1,
+                    false => self.send(side.other(), lane, connection, Frame::Request { id, message }, context),
                 }
             }
         }
@@ -341,9 +347,11 @@ impl Link {
             offset = next;
         }
         if context.chance(self.config.loss) {
+            context.tally.lost += 1;
             return;
         }
         let copies = if context.chance(self.config.duplicate) { 2 } else { 1 };
+        context.tally.doubled += copies - 1;
         for _ in 0..copies {
             let message = message.clone();
             self.send(to, lane, connection, Frame::Reply { id, bulk: length, message }, context);
@@ -531,14 +539,18 @@ impl Link {
         }
         let now = context.now;
         if self.hung && to == Side::Server && !matches!(frame, Frame::Read { .. }) {
+            if self.sleeps {
+                self.asleep.push(Action::Frame { to, lane, connection, frame });
+            }
             return;
         }
         let lost = |frame: &Frame| matches!(frame, Frame::Reply { .. } | Frame::Words { .. });
         if let Some((_, told)) = self.overflow.filter(|(of, _)| *of == to && lost(&frame)) {
             self.overflow = None;
             context.trace(number, format_args!("{to:?} loses a completion: {frame:?}"));
-            if told {
-                self.die(to, "a completion queue overflowed", context);
+            match told {
+                true => self.die(to, "a completion queue overflowed", context),
+                false => context.tally.uncertain += 1,
             }
             return;
         }
@@ -548,6 +560,7 @@ impl Link {
             // but that one's landings have theirs under way.
             if matches!(frame, Frame::Reply { .. } | Frame::Request { .. } | Frame::Words { .. }) {
                 end.counters.stale += 1;
+                context.tally.stale += 1;
                 context.trace(number, format_args!("{to:?} drops {frame:?} of connection {connection}"));
             }
             return;
@@ -578,6 +591,7 @@ impl Link {
                 let answer = Answer { link: number, to: to.other(), lane, connection, id };
                 context.calls.push(Call::Serve(end.handler.clone(), message, answer));
                 if context.chance(self.config.death) {
+                    context.tally.deaths += 1;
                     self.kill("the network broke", context);
                 }
             }
@@ -591,6 +605,7 @@ impl Link {
         let Some(entry) = end.pending[index(lane)].remove(id) else {
             // Given up, or answered before. It does prove that nothing is written there any more.
             end.counters.stale += 1;
+            context.tally.stale += 1;
             context.trace(number, format_args!("{to:?} drops reply {id}"));
             end.release(id, context);
             return;
@@ -640,6 +655,7 @@ impl Link {
                     && reach <= held.length
                 {
                     land::copy(&mut held.extent, offset, &bytes);
+                    context.tally.late += 1;
                     context.trace(self.number, format_args!("{to:?} is written to late, for {id}"));
                 }
             }

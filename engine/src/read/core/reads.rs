@@ -11,7 +11,7 @@ use crate::read::admission::{Class, MAX_WAITING, Use};
 use crate::read::landed::Landed;
 use crate::read::plan;
 use crate::read::rails::RailView;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub(super) struct Read {
     /// Pages it has, each extent pinned.
     pub(super) parts: Vec<Arc<Landed>>,
     /// Fetches it waits for.
-    pub(super) pending: HashSet<u64>,
+    pub(super) pending: BTreeSet<u64>,
     /// Seen current by a check that began after it arrived, or it asks for none.
     pub(super) checked: bool,
     /// See there.
@@ -88,7 +88,7 @@ impl Core {
             deadline,
             whole,
             parts: Vec::new(),
-            pending: HashSet::new(),
+            pending: BTreeSet::new(),
             checked: freshness == Freshness::Version,
             freshness,
             finishing: false,
@@ -202,7 +202,7 @@ impl Core {
             self.cache.asked(version, wanted.cell, &(wanted.first..wanted.end));
         }
         let warm = fresh.is_empty() && joined.is_empty();
-        let mut pending: HashSet<u64> = joined.iter().copied().collect();
+        let mut pending: BTreeSet<u64> = joined.iter().copied().collect();
         for fetch in &joined {
             self.join_fetch(*fetch, id);
         }

@@ -32,6 +32,20 @@ impl Link {
         }
     }
 
+    pub(in crate::rail::sim) fn pause(&mut self, sleeps: bool, context: &mut Context) {
+        (self.hung, self.sleeps) = (sleeps, sleeps);
+        for action in std::mem::take(&mut self.asleep) {
+            match sleeps {
+                true => self.asleep.push(action),
+                false => context.schedule(context.now, self.number, action),
+            }
+        }
+    }
+
+    pub(in crate::rail::sim) fn unexposed(&self) -> u64 {
+        self.client.deferred.iter().map(Event::fenced_bytes).sum()
+    }
+
     /// The key of a request's landing, pending or held.
     pub(in crate::rail::sim) fn key(&self, id: u64) -> Option<u32> {
         self.client.keys.iter().find(|(_, of)| **of == id).map(|(key, _)| *key)
@@ -67,6 +81,7 @@ impl Link {
             return self.die(Side::Client, "the other side's memory is not accessible", context);
         };
         let copies = if context.chance(self.config.duplicate) { 2 } else { 1 };
+        context.tally.doubled += copies - 1;
         for _ in 0..copies {
             self.send(Side::Client, lane, connection, Frame::Words { id, words: words.clone() }, context);
         }
@@ -79,6 +94,7 @@ impl Link {
         }
         // Given up, or here before.
         end.counters.stale += 1;
+        context.tally.stale += 1;
     }
 
     /// A WRITE by key: into its window, or nowhere.
@@ -100,6 +116,7 @@ impl Link {
             _ => {
                 context.trace(number, format_args!("{to:?} refuses a WRITE by key {key} up to {reach}"));
                 self.refused_writes += 1;
+                context.tally.refused += 1;
                 self.die(to.other(), "the other side's memory is not accessible", context);
                 self.die(to, "a WRITE outside of its window", context);
             }
