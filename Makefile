@@ -53,7 +53,7 @@ test-systemd: ## Run only the units, fstab and automount under a real systemd, i
 	@tests/bin/lab.sh --only systemd
 
 test-rdma: ## Run only the tests of verbs rails, over Soft-RoCE devices in guests
-	@tests/bin/lab.sh --only rdma rdma-pair
+	@RAILFS_FULL=1 tests/bin/lab.sh --only rdma rdma-pair
 
 test-faults: ## Run the tests of invariants and faults alone: per invariant what was tried, and how often it was violated
 	@tests/bin/test.sh faults

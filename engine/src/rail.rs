@@ -218,6 +218,8 @@ pub struct Counters {
     pub held_bytes: u64,
     /// Times the rail came up.
     pub connects: u64,
+    /// Signs of life asked for on connections that were quiet while something was awaited.
+    pub pings: u64,
     /// Frames dropped because nobody waits for them.
     pub stale: u64,
 }

@@ -68,6 +68,8 @@ pub struct Rail {
     pub held_bytes: u64,
     /// Times it came up.
     pub connects: u64,
+    /// Signs of life asked for.
+    pub pings: u64,
     /// Requests.
     pub failed: u64,
     /// Measured, bytes per second; 0: not yet.
@@ -296,6 +298,7 @@ impl From<RailStatus> for Rail {
             in_flight: rail.counters.in_flight,
             held_bytes: rail.counters.held_bytes,
             connects: rail.counters.connects,
+            pings: rail.counters.pings,
             failed: rail.counters.failed,
             bandwidth: rail.bandwidth,
             bad_pages: rail.bad_pages,
@@ -398,7 +401,7 @@ mod tests {
         assert_eq!(
             keys(&json["rails"][0]),
             "address bad_pages bandwidth bytes_received bytes_sent connects fabric failed held_bytes in_flight name \
-             reason state transport"
+             pings reason state transport"
         );
         assert_eq!(keys(&json["arena"]), "exposed free quarantined total");
         assert_eq!(

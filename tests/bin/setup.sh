@@ -12,6 +12,7 @@ needed=(
   python3:python3   # tests/bin/*.py
   fusermount3:fuse3 # mounts without root
   ip:iproute2       # network namespaces, rails taken away
+  nft:nftables      # rails that lose packets, where the kernel has no netem
   jq:jq             # the demo reads `status --json`
   # building verbs rails (the Cargo feature `rdma`); running them needs libibverbs1 and ibverbs-providers only
   ibverbs-headers:libibverbs-dev

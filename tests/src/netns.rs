@@ -28,9 +28,26 @@ pub enum Side {
     Client,
 }
 
+/// What is wrong with a rail that is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// A few megabytes a second, and late.
+    Slow,
+    /// One packet in twelve is lost.
+    Lossy,
+}
+
+fn tool(name: &str, arguments: &[&str]) -> Result<(), String> {
+    let shown = format!("{name} {}", arguments.join(" "));
+    if let Err(error) = Command::new(name).arg("-V").output() {
+        return Err(format!("{shown}: {error}"));
+    }
+    let output = run(Command::new(name).args(arguments), LIMIT);
+    if output.code == Some(0) { Ok(()) } else { Err(format!("{shown}: {}", output.err().trim())) }
+}
+
 fn ip(arguments: &[&str]) -> Result<(), String> {
-    let output = run(Command::new("ip").args(arguments), LIMIT);
-    if output.code == Some(0) { Ok(()) } else { Err(format!("ip {}: {}", arguments.join(" "), output.err().trim())) }
+    tool("ip", arguments)
 }
 
 /// Why this machine cannot have one; `None`: it can.
@@ -95,18 +112,44 @@ impl Network {
         ip(&["-n", &self.server, "link", "set", &format!("s{rail}"), state]).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Makes what the server sends over a rail bad (words of `tc ... netem`), or good again.
+    /// Makes what comes over a rail slow or incomplete: by `netem`, and where the kernel lacks it by a filter of the same end.
     ///
     /// # Errors
-    /// What `tc` said: the kernel may lack it.
-    pub fn netem(&self, rail: usize, how: Option<&[&str]>) -> Result<(), String> {
+    /// What `tc` and `nft` said: the kernel has neither way.
+    pub fn trouble(&self, rail: usize, trouble: Trouble) -> Result<(), String> {
         let link = format!("s{rail}");
-        let verb = if how.is_some() { "add" } else { "del" };
-        let mut command = Command::new("tc");
-        command.args(["-n", &self.server, "qdisc", verb, "dev", &link, "root"]);
-        command.args(how.map(|words| [&["netem"], words].concat()).unwrap_or_default());
-        let output = run(&mut command, LIMIT);
-        if output.code == Some(0) { Ok(()) } else { Err(format!("tc: {}", output.err().trim())) }
+        let root = ["-n", &self.server, "qdisc", "add", "dev", &link, "root"];
+        let netem: &[&str] = match trouble {
+            Trouble::Slow => &["netem", "delay", "40ms", "10ms", "rate", "80mbit"],
+            Trouble::Lossy => &["netem", "loss", "8%"],
+        };
+        let Err(first) = tool("tc", &[&root[..], netem].concat()) else { return Ok(()) };
+        let second = match trouble {
+            Trouble::Slow => {
+                tool("tc", &[&root[..], &["tbf", "rate", "24mbit", "burst", "16kb", "latency", "100ms"]].concat())
+            }
+            Trouble::Lossy => {
+                let rules = format!(
+                    "add table inet lossy; add chain inet lossy in {{ type filter hook input priority 0; }}; \
+                     add rule inet lossy in iifname c{rail} numgen random mod 100 < 8 drop"
+                );
+                tool("ip", &["netns", "exec", &self.client, "nft", &rules])
+            }
+        };
+        second.map_err(|second| format!("{first}; {second}"))
+    }
+
+    /// Ends every trouble of a rail.
+    ///
+    /// # Panics
+    /// It cannot be ended.
+    pub fn no_trouble(&self, rail: usize, trouble: Trouble) {
+        let link = format!("s{rail}");
+        let mut ended = tool("tc", &["-n", &self.server, "qdisc", "del", "dev", &link, "root"]);
+        if trouble == Trouble::Lossy && ended.is_err() {
+            ended = tool("ip", &["netns", "exec", &self.client, "nft", "delete table inet lossy"]);
+        }
+        ended.unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Takes the server's address of a rail away, or gives it back.

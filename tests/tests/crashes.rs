@@ -1,4 +1,5 @@
-//! `kill -9` of client, server, mount, or all, at random instants of puts, overwrites and deletes.
+//! `kill -9` of client, server, mount, or all, at random instants of puts, overwrites and deletes; and of servers that start, stop, or
+//! take back what they no longer need.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +10,7 @@ use railfs_tests::process::Process;
 use railfs_tests::quiet::{assert_quiet, components, debris};
 use railfs_tests::wait::eventually;
 use railfs_tests::{full, need_mount};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,6 +22,10 @@ const PUT_ENDS: Duration = Duration::from_secs(60);
 const KEYS: u64 = 4;
 /// Bytes of the file by which the time of a put is measured.
 const TYPICAL: u64 = 4 << 20;
+/// Starts that are killed before a server that was killed may serve again.
+const STARTS: u32 = 16;
+/// How long superseded versions are kept.
+const RETENTION: &str = "200 ms";
 
 /// What a key may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +78,10 @@ struct Round<'a> {
     versions: Versions,
     keys: Vec<State>,
     typical: Duration,
+    /// How long a start takes.
+    start: Duration,
+    /// Starts and stops that were killed.
+    starts: u32,
     /// Deletes, new versions, old ones: what was met.
     met: [u32; 3],
 }
@@ -111,6 +121,9 @@ impl Round<'_> {
         }
         self.versions.see_files(self.cluster);
         if server {
+            for _ in 0..STARTS {
+                self.kill_a_start();
+            }
             self.cluster.serve();
         }
         let status = put.wait(PUT_ENDS);
@@ -133,6 +146,31 @@ impl Round<'_> {
         if server {
             self.all_are_whole(&what);
         }
+    }
+
+    /// A server that is killed while it starts, or soon after that, when it takes back what was superseded, or while it stops.
+    fn kill_a_start(&mut self) {
+        let log = self.cluster.root.path().join("killed.err");
+        let file = File::create(&log).unwrap();
+        let mut command = self.cluster.railfsd();
+        command.arg("serve").arg("--config").arg(self.cluster.config()).stdout(Stdio::null()).stderr(file);
+        let mut server = Process::start(&mut command);
+        let start = u64::try_from(self.start.as_micros()).unwrap().max(1);
+        let (kind, later) = (self.random.below(4), self.random.below(400_000));
+        let instant = self.random.below(start * 5 / 4) + if kind == 0 { later } else { 0 };
+        let mut ended = server.ended_within(Duration::from_micros(instant));
+        if kind == 1 && ended.is_none() {
+            server.signal(Signal::TERM);
+            let stop = Duration::from_micros(self.random.below(20_000));
+            // One that was told to stop may have done so; one that had not yet heard of signals ends by this one.
+            server.ended_within(stop);
+            ended = None;
+        }
+        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        assert!(ended.is_none(), "railfsd ended by itself ({ended:?}) after {instant} us: {}", said());
+        server.kill();
+        self.starts += 1;
+        self.versions.see_files(self.cluster);
     }
 
     /// Old or new, whole; new when it was acknowledged.
@@ -195,7 +233,7 @@ impl Round<'_> {
 #[test]
 fn i8_old_or_new_after_kill_9_at_random_instants() {
     need_mount!("i8_old_or_new_after_kill_9_at_random_instants");
-    let mut cluster = Cluster::start(&Plan { retention: "200 ms", ..Plan::default() });
+    let mut cluster = Cluster::start(&Plan { retention: RETENTION, ..Plan::default() });
     let rounds = if full() { 50 } else { 16 };
     let seed = std::env::var("RAILFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -210,6 +248,10 @@ fn i8_old_or_new_after_kill_9_at_random_instants() {
     let started = Instant::now();
     cluster.put(&file, "k0");
     let typical = started.elapsed();
+    cluster.stop();
+    let started = Instant::now();
+    cluster.serve();
+    let start = started.elapsed();
     let (version, size) = stat(&cluster, "k0").unwrap();
     let mut keys = vec![State::Absent; KEYS as usize];
     keys[0] = State::Present { version, seed: 1, size };
@@ -222,14 +264,21 @@ fn i8_old_or_new_after_kill_9_at_random_instants() {
         versions,
         keys,
         typical,
+        start,
+        starts: 0,
         met: [0; 3],
     };
     for number in 0..rounds {
         round.run(number);
     }
     let [deleted, new, old] = round.met;
-    railfs_tests::tally("i8", "kills", rounds, "i8_old_or_new_after_kill_9_at_random_instants");
-    eprintln!("{rounds} rounds: {new} new, {deleted} deleted, {old} old; a put takes {typical:?}");
+    let kills = rounds + u64::from(round.starts);
+    railfs_tests::tally("i8", "kills", kills, "i8_old_or_new_after_kill_9_at_random_instants");
+    eprintln!(
+        "{rounds} rounds: {new} new, {deleted} deleted, {old} old; a put takes {typical:?}; {} starts and stops killed, a start \
+         takes {start:?}",
+        round.starts
+    );
     round.all_are_whole("at the end");
     let mount = round.mount.take().unwrap();
     assert_quiet(&cluster, &[&mount]);

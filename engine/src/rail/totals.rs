@@ -13,6 +13,7 @@ pub(crate) struct Totals {
     pub(crate) in_flight: AtomicU64,
     pub(crate) held_bytes: AtomicU64,
     pub(crate) connects: AtomicU64,
+    pub(crate) pings: AtomicU64,
     pub(crate) stale: AtomicU64,
 }
 
@@ -26,6 +27,7 @@ impl Totals {
             in_flight: self.in_flight.load(Relaxed),
             held_bytes: self.held_bytes.load(Relaxed),
             connects: self.connects.load(Relaxed),
+            pings: self.pings.load(Relaxed),
             stale: self.stale.load(Relaxed),
         }
     }

@@ -5,4 +5,5 @@
 work=/dev/shm/work
 mkdir -p $work
 . "$LAB_DIR/cases/faults_cases.sh"
+. "$LAB_DIR/cases/writes_cases.sh"
 status_of_cases

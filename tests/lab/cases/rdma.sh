@@ -107,20 +107,59 @@ i4_readers_that_are_killed_leave_nothing_behind() {
 # Link down in the middle of a read: the other rail serves it. Up again: new queue pairs, and bytes.
 i10_a_rail_that_goes_down_costs_no_read_and_comes_back() {
   two_rails
-  local before connects
-  before=$(status | jq .counters.bytes_landed) connects=$(connects 1)
-  right middle &
-  local reader=$!
-  within 30 eval "((\$(status | jq .counters.bytes_landed) > $before + 1000000))"
+  local before connects reader
+  connects=$(connects 1)
+  reading middle
   ip link set rail1s down
-  wait $reader
+  # By the device's own event, not by what times out later.
+  within 5 told "port 1 went down"
   within 30 eval 'status | jq -e ".rails[1].state | IN(\"down\", \"connecting\")"'
+  goes_on
+  done_reading
   ip link set rail1s up
   within 60 usable 2
   before=$(received | cut -d" " -f2)
   within 30 eval "right middle && ((\$(received | cut -d' ' -f2) > $before))"
   (($(connects 1) > connects))
   quiet 2
+}
+
+# The address that a rail is made from is taken from its device while it is read: the rail ends at once, and comes back with it.
+i10_a_rail_whose_address_goes_costs_no_read_and_comes_back() {
+  two_rails
+  local connects reader
+  connects=$(connects 1)
+  reading middle
+  ip address del 10.9.1.2/24 dev rail1c
+  within 5 told "port 1 has no RoCE v2 GID of 10.9.1.2"
+  goes_on
+  ip address add 10.9.1.2/24 dev rail1c
+  within 60 usable 2
+  done_reading
+  within 30 eval '(($(connects 1) > connects))'
+  quiet 2
+}
+
+# The second way, without windows, on a device that has them: the same bytes, through a rail that fails as well.
+i1_the_whole_arena_opened_reads_what_was_put() {
+  all_gone
+  rails $store 0 1
+  serve $store
+  mount_rails 2 "arena=16MiB,readahead=4MiB,rdma_opening=arena"
+  local file reader connects
+  for file in "${files[@]}"; do right "$file"; done
+  connects=$(connects 1)
+  reading middle
+  status | jq -e '.counters.rdma_windows_now == 0'
+  ip link set rail1s down
+  goes_on
+  ip link set rail1s up
+  within 60 usable 2
+  done_reading
+  right middle
+  (($(connects 1) > connects))
+  quiet 2
+  all_gone
 }
 
 # A counter of the server, by name.
@@ -160,13 +199,16 @@ i1_i4_a_put_is_read_from_the_clients_memory() {
 # time-outs, and the other rail serves.
 i10_a_server_whose_writes_time_out_costs_no_read() {
   two_rails
-  local connects
+  local connects reader
   connects=$(connects 0)
+  reading middle
+  trap 'tc qdisc del dev rail0s root 2>/dev/null || true' EXIT
   tc qdisc add dev rail0s root netem loss 100%
-  right middle || { tc qdisc del dev rail0s root; return 1; }
-  within 30 eval 'status | jq -e ".rails[0].state != \"up\""' || { tc qdisc del dev rail0s root; return 1; }
+  within 30 eval 'status | jq -e ".rails[0].state != \"up\""'
+  goes_on
   tc qdisc del dev rail0s root
   within 60 usable 2
+  done_reading
   right middle
   (($(connects 0) > connects))
   quiet 2
@@ -244,6 +286,9 @@ i3_devices_are_not_believed_for_a_server_that_is_gone() {
 count() { status | jq ".counters.$1"; }
 count_of_server() { status | jq ".server.counters.$1"; }
 
+# pings RAIL: keepalives of the mount on it.
+pings() { status | jq ".rails[$1].pings"; }
+
 # warm NUMBER: so many reads of 4 KiB of a cached page, and how long they took.
 warm() {
   python3 - "$mountpoint/small" "$1" <<'END'
@@ -267,24 +312,33 @@ checked() { mount_rails 1 "arena=16MiB,readahead=0,io=direct,check=$1"; }
 
 # During so many checks by READ the server answers no check; what else moves is bounded by time.
 i3_checks_by_read_do_not_move_the_servers_counter() {
-  local number=5000 reads checks renewals began took
+  local number=5000 reads checks renewals pings began took round undisturbed=0
   [[ -z ${RAILFS_FULL:-} ]] || number=50000
   rails $store 0
   serve $store
   checked read
-  # The lease may have run out between one command and the next: a frame takes it.
-  warm 100
-  reads=$(count check_reads) renewals=$(count_of_server lease_renewals) checks=$(count_of_server checks) began=$SECONDS
-  say "$number warm reads: $(warm "$number")"
-  took=$((SECONDS - began + 1))
-  checks=$(($(count_of_server checks) - checks)) renewals=$(($(count_of_server lease_renewals) - renewals))
-  reads=$(($(count check_reads) - reads))
-  say "by READ $reads, made again $(count check_reads_again), by frame $checks, renewals $renewals in $took s"
-  ((reads >= number - checks))
-  # One at most, where the lease had run out when the reads began.
-  ((checks <= 1))
-  # One in a third of a lease of 2 s.
-  ((renewals <= took * 3 / 2 + 2))
+  # Where this machine stands still for longer than a lease, a frame takes it anew: so it may be tried three times.
+  for round in 1 2 3; do
+    # Others that read keep the lease while the counters are looked at.
+    warm 1000000 >/dev/null 2>&1 &
+    local keeper=$!
+    within 30 eval '(($(count check_reads) > 100))'
+    began=$SECONDS
+    reads=$(count check_reads) renewals=$(count_of_server lease_renewals) checks=$(count_of_server checks) pings=$(pings 0)
+    say "$number warm reads: $(warm "$number")"
+    checks=$(($(count_of_server checks) - checks)) renewals=$(($(count_of_server lease_renewals) - renewals))
+    reads=$(($(count check_reads) - reads)) pings=$(($(pings 0) - pings))
+    took=$((SECONDS - began + 1))
+    kill $keeper
+    wait $keeper || true
+    say "by READ $reads, made again $(count check_reads_again), by frame $checks, renewals $renewals, keepalives $pings in $took s"
+    # One in a third of a lease of 2 s.
+    ((renewals <= took * 3 / 2 + 2))
+    # On each of three connections three in a second at most.
+    ((pings <= 9 * took + 9))
+    ((checks > 0)) || { undisturbed=1 && break; }
+  done
+  ((undisturbed == 1 && reads >= number))
 }
 
 # Both ways in one run; nothing is demanded of the figures.
@@ -350,7 +404,8 @@ cases=(verbs_conformance i4_fences a_store_is_filled i1_two_verbs_rails_share_a_
 if [[ -n ${RAILFS_LAB_ALL:-}${RAILFS_FULL:-}${RAILFS_LAB_CASES:-} ]]; then
   cases+=(i1_one_verbs_rail_reads_what_was_put i1_i4_a_put_is_read_from_the_clients_memory
     i4_readers_that_are_killed_leave_nothing_behind i10_a_write_that_outlives_its_request_costs_no_read
-    i10_a_server_whose_writes_time_out_costs_no_read i10_a_dead_listener_is_done_without
+    i10_a_server_whose_writes_time_out_costs_no_read i10_a_rail_whose_address_goes_costs_no_read_and_comes_back
+    i1_the_whole_arena_opened_reads_what_was_put i10_a_dead_listener_is_done_without
     i3_devices_are_not_believed_for_a_server_that_is_gone i3_checks_by_read_do_not_move_the_servers_counter
     i3_the_successor_of_a_killed_server_waits_out_the_lease checks_both_ways_side_by_side)
 fi

@@ -48,9 +48,14 @@ unmount() { if grep -q " $mountpoint " /proc/self/mountinfo; then railfs umount 
 patience=require_rdma,connect_timeout=60s,read_timeout=120s
 mount_rails() {
   unmount
-  railfs mount "$url/" $mountpoint -o "$patience,${2:-arena=16MiB,readahead=4MiB}"
+  rm -f $work/mount.log
+  railfs mount "$url/" $mountpoint -o "$patience,log=$work/mount.log,${2:-arena=16MiB,readahead=4MiB}"
   within 60 up "$1"
+  pinned_there >$work/pinned
 }
+
+# What the server has registered, and how much of it is pinned.
+pinned_there() { status | jq -c '.server.counters | [.rdma_regions_now, .rdma_pinned_bytes_now]'; }
 
 status() { railfs status $mountpoint --json; }
 up() { status | jq -e "[.rails[] | select(.state == \"up\" and .transport == \"rdma\")] | length == $1"; }
@@ -61,16 +66,46 @@ connects() { status | jq -r ".rails[$1].connects"; }
 # right FILE: the mounted file of that name is the local one of that name, read around the kernel's cache.
 right() { timeout 120 dd if=$mountpoint/"$1" iflag=direct bs=1M status=none | cmp - $work/"$1"; }
 
+# reading FILE: begins to read that file again and again, in the background. done_reading: until now; each time it was right.
+reading() {
+  local before
+  rm -f $work/enough
+  before=$(status | jq .counters.bytes_landed)
+  (
+    while [[ ! -e $work/enough ]]; do right "$1" || exit 1; done
+  ) >$work/reader 2>&1 &
+  reader=$!
+  landing "$before"
+}
+# landing BEFORE: a megabyte and more has come since so many bytes.
+landing() { within 60 eval "((\$(status | jq .counters.bytes_landed) > $1 + 1000000))"; }
+# It goes on, whatever has just happened to it.
+goes_on() {
+  kill -0 "$reader"
+  landing "$(status | jq .counters.bytes_landed)"
+  kill -0 "$reader"
+}
+done_reading() {
+  touch $work/enough
+  wait "$reader" || {
+    cat $work/reader
+    return 1
+  }
+}
+# told PATTERN: the mount's log says so.
+told() { grep -E -- "$1" $work/mount.log; }
+
 # What the kernel has of devices: queue pairs, registrations and so on.
 resources() { rdma resource show | tr -s ' '; }
 as_at_first() { [[ $(resources) == "$(cat $work/resources)" ]]; }
 
 # Nothing in flight and no memory held, on either side; queue pairs, registrations and pinned bytes as for so many rails that
-# were just made.
+# were just made. Windows are kept to be bound again: no more of them than each rail may make (none is left when all is gone).
 settled() {
-  status | jq -e "(.rails | all(.in_flight == 0 and .held_bytes == 0 and .state == \"up\"))
+  [[ $(pinned_there) == "$(cat $work/pinned)" ]] && status | jq -e "(.rails | all(.in_flight == 0 and .held_bytes == 0 and .state == \"up\"))
     and .arena.exposed == 0 and .arena.quarantined == 0
     and .counters.rdma_queue_pairs_now == 3 * $1 and .counters.rdma_regions_now == 2 * $1
+    and .counters.rdma_windows_now <= (2 * 64 + 2) * $1
     and .counters.rdma_pinned_bytes_now == $1 * (16 * 1048576 + 3 * 2 * 64 * 4096 + 2048)
     and .server.counters.rdma_queue_pairs_now == 3 * $1 and .server.counters.rdma_windows_now == 0"
 }

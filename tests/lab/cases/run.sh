@@ -115,4 +115,5 @@ try verbs_take_the_wire verbs_take_the_wire
 try i1_an_old_kernel_reads_what_was_put i1_an_old_kernel_reads_what_was_put
 try i3_every_form_keeps_its_promise_on_an_old_kernel i3_every_form_keeps_its_promise_on_an_old_kernel
 . "$LAB_DIR/cases/faults_cases.sh"
+. "$LAB_DIR/cases/writes_cases.sh"
 status_of_cases

@@ -8,6 +8,7 @@ use super::weather::{Sky, Weather};
 use super::{Place, Shared};
 use crate::data::Random;
 use crate::mount::Mount;
+use crate::netns::Trouble;
 use crate::process::Process;
 use crate::quiet::components;
 use rustix::process::Signal;
@@ -149,14 +150,12 @@ impl Faults {
                 store.with(|cluster| [1, 2].map(|rail| cluster.network().link(rail, true)));
             }
             "rail slow" | "rail loses packets" => {
-                let how: &[&str] =
-                    if kind == "rail slow" { &["delay", "40ms", "10ms", "rate", "80mbit"] } else { &["loss", "8%"] };
+                let trouble = if kind == "rail slow" { Trouble::Slow } else { Trouble::Lossy };
                 weather.set(Sky { rail: true, ..Sky::default() });
-                match store.with(|cluster| cluster.network().netem(rail, Some(how))) {
+                match store.with(|cluster| cluster.network().trouble(rail, trouble)) {
                     Ok(()) => {
                         self.pause(5000);
-                        let cleared = store.with(|cluster| cluster.network().netem(rail, None));
-                        cleared.unwrap_or_else(|why| panic!("{why}"));
+                        store.with(|cluster| cluster.network().no_trouble(rail, trouble));
                     }
                     Err(why) => drop(self.cannot.insert(kind, why)),
                 }

@@ -395,7 +395,10 @@ impl Connection {
                 pending.liveness.tick(now)
             };
             match action? {
-                Action::Ping => self.send(Item::plain(FrameKind::Ping, self.parts.session, now.0, &[])),
+                Action::Ping => {
+                    self.count(|totals| add(&totals.pings, 1));
+                    self.send(Item::plain(FrameKind::Ping, self.parts.session, now.0, &[]));
+                }
                 Action::Silent => self.set_silent(true, silent),
                 Action::Alive => self.set_silent(false, silent),
                 Action::Retire => {

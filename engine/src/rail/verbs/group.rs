@@ -535,6 +535,7 @@ impl Group {
                     match action {
                         Action::Ping => {
                             state.pending.liveness.sent(shared.now);
+                            self.count(|totals| add(&totals.pings, 1));
                             state.push_first(Item::plain(FrameKind::Ping, shared.session, shared.now.0));
                         }
                         Action::Retire => {
