@@ -81,17 +81,16 @@ def parse_row(table, cells, number):
     if not CODE.search(tests):
         table.problems.append(f"{where}: {invariant} names no test")
     parsed = parse_mutation(mutation)
-    test = CODE.search(red)
-    test = RED_TEST.match(test["text"].strip()) if test else None
+    red_tests = [RED_TEST.match(span["text"].strip()) for span in CODE.finditer(red)]
     if parsed is None:
         table.problems.append(f"{where}: the mutation is not of the form `file`: `old` -> `new`")
-    elif test is None:
-        table.problems.append(f"{where}: the red test is not of the form `package test_name`")
+    elif not red_tests or None in red_tests:
+        table.problems.append(f"{where}: a red test is not of the form `package test_name`")
     else:
         file, old, new = parsed
         if old == new:
             table.problems.append(f"{where}: the mutation changes nothing")
-        table.mutations.append(Mutation(invariant, file, old, new, test["package"], test["test"], number))
+        table.mutations += [Mutation(invariant, file, old, new, test["package"], test["test"], number) for test in red_tests]
 
 
 def parse_mutation(text):

@@ -7,9 +7,12 @@ test that hangs, is skipped or is not found is an error. Exit status 0 only if e
 
   mutants.py              run all; mutants.py I4 I9 runs those of these invariants
   mutants.py --check      only the table: understood, each change applies, each test named is in the source (seconds)
+  mutants.py --unproven   tests of invariants that no row says to turn red
+  mutants.py --survey     with each change, every invariant's test of the row's package, and which of them turn red (an hour)
 """
 
 import argparse
+import contextlib
 import filecmp
 import os
 import re
@@ -24,6 +27,7 @@ import invariants
 
 REQUIRED = [f"I{n}" for n in range(1, 13)]
 NOT_SOURCE = {"target", ".git"}
+TEST = re.compile(r"#\[(?:tokio::)?test[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:async )?fn (i\d+_\w+)")
 # One test, its build not counted; nextest ends a stuck test earlier (profile mutants in .config/nextest.toml).
 TEST_LIMIT, BUILD_LIMIT = 300, 1800
 CAUGHT, SURVIVED, BROKEN, STUCK, ABSENT = "caught", "SURVIVED", "DOES NOT COMPILE", "TIMEOUT", "NO SUCH TEST"
@@ -32,6 +36,8 @@ CAUGHT, SURVIVED, BROKEN, STUCK, ABSENT = "caught", "SURVIVED", "DOES NOT COMPIL
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="check the table only")
+    parser.add_argument("--unproven", action="store_true", help="list tests that no row says to turn red")
+    parser.add_argument("--survey", action="store_true", help="run every invariant's test of the package with each change")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="the repository")
     parser.add_argument("invariant", nargs="*", help="run only these, e.g. I4")
     arguments = parser.parse_args()
@@ -44,6 +50,8 @@ def main():
         print(f"mutants: {problem}", file=sys.stderr)
     if problems:
         return 1
+    if arguments.unproven:
+        return unproven(root, table)
     for invariant, reason in table.unbroken:
         print(f"mutants: {invariant}: no change to make: {reason}")
     if not table.mutations:
@@ -58,7 +66,19 @@ def main():
     if not chosen:
         print(f"mutants: nothing to run for {' '.join(sorted(wanted))}", file=sys.stderr)
         return 2
-    return run(root, chosen)
+    return survey(root, chosen) if arguments.survey else run(root, chosen)
+
+
+def unproven(root, table):
+    red = {mutation.test.split("::")[-1] for mutation in table.mutations}
+    mentioned = {test.split("::")[-1] for _, test, _ in table.tests}
+    found = [(path, name) for path in sources(root) if path.suffix == ".rs" and path.parts[:2] != ("tests", "mutants")
+             for name in TEST.findall((root / path).read_text(errors="replace"))]
+    for path, name in found:
+        if name not in red:
+            print(f"{path}: {name}{'' if name in mentioned else ' (in no row)'}")
+    print(f"mutants: {sum(name in red for _, name in found)} of {len(found)} tests of invariants turn red by a change of the table")
+    return 0
 
 
 def check(root, table):
@@ -117,24 +137,57 @@ def run(root, chosen):
             return 1
 
     results = []
-    for mutation in chosen:
-        began = time.monotonic()
-        path = tree / mutation.file
-        original = path.read_text()
-        try:
-            path.write_text(invariants.apply(mutation, original))
-            outcome, detail = attempt(tree, target, mutation.package, mutation.test)
-        finally:
-            # A new write, so a new time stamp: the next build must see that the file changed back.
-            path.write_text(original)
-        results.append(outcome)
-        print(f"{mutation.invariant:4} {outcome:16} {mutation.package} {mutation.test}: {mutation.file}: "
-              f"`{mutation.old}` -> `{mutation.new}` ({time.monotonic() - began:.0f} s)", flush=True)
-        if outcome != CAUGHT and detail:
-            print(detail, file=sys.stderr, flush=True)
+    for change in changes(chosen):
+        with changed(tree, change[0]):
+            for mutation in change:
+                began = time.monotonic()
+                outcome, detail = attempt(tree, target, mutation.package, mutation.test)
+                results.append(outcome)
+                print(f"{mutation.invariant:4} {outcome:16} {mutation.package} {mutation.test}: {mutation.file}: "
+                      f"`{mutation.old}` -> `{mutation.new}` ({time.monotonic() - began:.0f} s)", flush=True)
+                if outcome != CAUGHT and detail:
+                    print(detail, file=sys.stderr, flush=True)
     caught = results.count(CAUGHT)
     print(f"mutants: {caught} of {len(results)} caught")
     return 0 if caught == len(results) else 1
+
+
+def changes(chosen):
+    """The mutations, those of one change of one package together."""
+    groups = {}
+    for mutation in chosen:
+        groups.setdefault((mutation.file, mutation.old, mutation.new, mutation.package), []).append(mutation)
+    return list(groups.values())
+
+
+@contextlib.contextmanager
+def changed(tree, mutation):
+    """The tree with the change made, until the end of the block."""
+    path = tree / mutation.file
+    original = path.read_text()
+    try:
+        path.write_text(invariants.apply(mutation, original))
+        yield
+    finally:
+        # A new write, so a new time stamp: the next build must see that the file changed back.
+        path.write_text(original)
+
+
+def survey(root, chosen):
+    """Which tests of invariants each change turns red, of the package that the row names (not of those that start programs)."""
+    home = Path(os.environ.get("CARGO_TARGET_DIR") or root / "target") / "mutants"
+    tree, target = home / "tree", home / "target"
+    copy_tree(root, tree)
+    seed_target(home.parent, target)
+    for change in changes(chosen):
+        first = change[0]
+        if first.package == "railfs-tests":
+            continue
+        with changed(tree, first):
+            outcome, red = attempt(tree, target, first.package, None)
+        print(f"docs/invariants.md:{first.line} {first.package}: `{first.old}` -> `{first.new}`: "
+              f"{' '.join(red) if outcome == CAUGHT else outcome}", flush=True)
+    return 0
 
 
 def copy_tree(root, tree):
@@ -189,13 +242,19 @@ def attempt(tree, target, package, test):
     # Where nextest keeps its reports: below the workspace, whatever the target directory is.
     report = tree / "target" / "nextest" / "mutants" / "junit.xml"
     report.unlink(missing_ok=True)
-    pattern = rf"package(={package}) & test(/(^|::){re.escape(test)}$/)"
-    code, text = call([*builds[-1], "-E", pattern, "--no-tests", "pass"], tree, environment, TEST_LIMIT, drop="--no-run")
-    if code is None:
+    wanted = r"(i[0-9]+_)+" if test is None else rf"{re.escape(test)}$"
+    pattern = rf"package(={package}) & test(/(^|::){wanted}/)"
+    code, text = call([*builds[-1], "-E", pattern, "--no-tests", "pass"], tree, environment, TEST_LIMIT if test else BUILD_LIMIT,
+                      drop="--no-run")
+    if code is None and test is not None:
         return STUCK, ""
     if not report.exists():
         return ABSENT, tail(text)
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    if test is None:
+        failed = [case for case in cases if any("timeout" not in (child.get("type") or "")
+                                                for child in case if child.tag in ("failure", "error"))]
+        return CAUGHT if failed else SURVIVED, [case.get("name") for case in failed]
     if len(cases) != 1:
         return ABSENT, f"{len(cases)} tests of {package} end in {test}, wanted exactly one: qualify it with its module"
     if skip_log.exists() and skip_log.read_text().strip():

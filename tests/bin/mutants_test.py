@@ -27,6 +27,11 @@ class Parsing(unittest.TestCase):
         self.assertEqual(table.mutations, [
             invariants.Mutation("I2", "src/a.rs", "x || `y` ", "x", "p-q", "m::i2_a", 3)])
 
+    def test_one_change_may_turn_several_tests_red(self):
+        table = invariants.parse(HEAD + "| I1 | g | `i1_a` | `a.rs`: `x` -> `y` | `p i1_a`, `p i1_b` |\n")
+        self.assertEqual((table.problems, [mutation.test for mutation in table.mutations]), ([], ["i1_a", "i1_b"]))
+        self.assertEqual([len(change) for change in mutants.changes(table.mutations)], [2])
+
     def test_a_removal_and_a_reason_for_none(self):
         table = invariants.parse(HEAD + "| I1 | g | `i1_a` | `a.rs`: `check();` -> nothing | `p i1_a` |\n"
                                  "| I2 | g | `i2_a` | none (needs verbs) | |\n")
