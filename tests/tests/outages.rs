@@ -5,7 +5,7 @@
 use railfs_proto::v1::{self, control_client::ControlClient};
 use railfs_tests::cluster::{Cluster, Plan};
 use railfs_tests::data::{Random, assert_file, fill, write_file};
-use railfs_tests::mount::is_mounted;
+use railfs_tests::mount::{Mount, is_mounted};
 use railfs_tests::process::{Process, run};
 use railfs_tests::quiet::assert_quiet;
 use railfs_tests::wait::{self, eventually};
@@ -368,4 +368,86 @@ fn i12_a_server_of_another_protocol_is_refused_with_both_versions() {
             assert!(output.took < Duration::from_secs(10));
         }
     }
+}
+
+/// Under a live mount, and back: nobody hangs meanwhile, the log says why, and nothing has to be done by hand.
+#[test]
+fn i12_a_server_that_is_replaced_by_one_of_another_protocol_and_back_needs_no_remount() {
+    need_mount!("i12_a_server_that_is_replaced_by_one_of_another_protocol_and_back_needs_no_remount");
+    let mut cluster = Cluster::start(&Plan::default());
+    let source = cluster.root.path().join("source");
+    write_file(&source, 3, 4 * MIB as u64);
+    cluster.put(&source, "f");
+    let limits = "arena=16MiB,readahead=0,read_timeout=2s,metadata_timeout=2s";
+    let mount = cluster.mount("", limits);
+    let file = File::open(mount.at("f")).unwrap();
+    let mut buffer = vec![0; MIB];
+    file.read_exact_at(&mut buffer, 0).unwrap();
+    for polite in [true, false] {
+        cluster.stop();
+        let runtime = runtime();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind(cluster.control[0])).unwrap();
+        let incoming = tonic::transport::server::TcpIncoming::from(listener);
+        let service = v1::control_server::ControlServer::new(FromTheFuture { polite });
+        runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+        // What is in the cache and what is not.
+        for offset in [0, 2 * MIB as u64] {
+            let started = Instant::now();
+            file.read_at(&mut buffer, offset).unwrap_err();
+            assert!(started.elapsed() < Duration::from_secs(2) + MARGIN, "{:?}", started.elapsed());
+        }
+        eventually("the mount's log names both versions", wait::SOON, || {
+            let log = std::fs::read_to_string(&mount.log).map_err(|error| error.to_string())?;
+            if log.contains("77 to 99") { Ok(()) } else { Err(log) }
+        });
+        runtime.shutdown_timeout(Duration::from_secs(5));
+        cluster.serve();
+        eventually("it is read again", wait::SOON, || {
+            let bytes = std::fs::read(mount.at("f")).map_err(|error| error.to_string())?;
+            if bytes == data::bytes(3, 4 * MIB) { Ok(()) } else { Err("other bytes".to_owned()) }
+        });
+    }
+    file.read_exact_at(&mut buffer, 0).unwrap();
+    drop(file);
+    assert_quiet(&cluster, &[&mount]);
+    mount.stop();
+}
+
+/// A daemon that is killed and started again, twenty times: its readers are told, and the place is mounted again with no manual step.
+#[test]
+fn i9_a_daemon_that_is_killed_twenty_times_is_mounted_again_with_no_manual_step() {
+    const NAME: &str = "i9_a_daemon_that_is_killed_twenty_times_is_mounted_again_with_no_manual_step";
+    need_mount!(NAME);
+    let mut cluster = Cluster::start(&Plan::default());
+    let source = cluster.root.path().join("source");
+    write_file(&source, 4, 2 * MIB as u64);
+    cluster.put(&source, "f");
+    let mut mount = cluster.mount("", "arena=16MiB");
+    for round in 0..20 {
+        let file = File::open(mount.at("f")).unwrap();
+        let mut buffer = vec![0; MIB];
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        let mut reader = Process::start(
+            Command::new("sh")
+                .arg("-c")
+                .arg("while cat \"$0\"; do :; done")
+                .arg(mount.at("f"))
+                .stdout(Stdio::null())
+                .stderr(Stdio::null()),
+        );
+        mount.kill();
+        let started = Instant::now();
+        file.read_at(&mut buffer, MIB as u64).unwrap_err();
+        reader.wait(MARGIN);
+        assert!(started.elapsed() < MARGIN, "round {round}: {:?}", started.elapsed());
+        let (path, log) = (mount.path.clone(), mount.log.with_extension(format!("{round}.log")));
+        let url = cluster.url("");
+        let again = Mount::start(|| cluster.railfs(), &url, path, log, "arena=16MiB");
+        // The old value would take the new mount away when it is dropped.
+        std::mem::forget(std::mem::replace(&mut mount, again));
+        assert_file(&mount.at("f"), 4, 2 * MIB as u64);
+    }
+    railfs_tests::tally("i9", "kills", 20, NAME);
+    assert_quiet(&cluster, &[&mount]);
+    mount.stop();
 }

@@ -112,7 +112,7 @@ fn i10_a_rail_taken_away_in_mid_cat_costs_nothing_but_its_share() {
     for (way, lost) in cases {
         lose_in_mid_cat(&cluster, &mount, "f", *way, *lost, size);
     }
-    // It carries bytes again.
+    // All ports again, by itself: the rails share a read as they did before the first of them was lost.
     let before = mount.received();
     let mut cat = Process::start(Command::new("cat").arg(mount.at("f")).stdout(Stdio::piped()));
     let mut pipe = cat.child().stdout.take().unwrap();
@@ -120,7 +120,7 @@ fn i10_a_rail_taken_away_in_mid_cat_costs_nothing_but_its_share() {
     drop(pipe);
     let after = mount.received();
     for (rail, (before, after)) in before.iter().zip(&after).enumerate() {
-        assert!(after - before > size / 8, "rail {} carried {} after its return", rail + 1, after - before);
+        assert!(after - before > size / 3, "rail {} carried {} of {size} after its return", rail + 1, after - before);
     }
     // Opens and puts too survived the loss of the URL's own address: they work by any other.
     cluster.network().have_address(1, false);
