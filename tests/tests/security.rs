@@ -2,13 +2,18 @@
 
 #![forbid(unsafe_code)]
 
+use railfs_engine::client::{Client, Config, Done, Found, Freshness, ListQuery, Object};
+use railfs_engine::control::WatchQuery;
+use railfs_engine::tls::Files;
 use railfs_tests::certs::{Authority, Held, When, replace};
 use railfs_tests::cluster::{COMMAND, Cluster, NAMESPACE, Plan};
 use railfs_tests::data::{assert_file, write_file};
 use railfs_tests::process::{Output, run};
+use railfs_tests::putter::{Made, Putter, options};
 use railfs_tests::{need_mount, wait};
 use rustix::io::Errno;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A store that takes only TLS; whoever its authority signed gets in.
 struct Secure {
@@ -197,4 +202,59 @@ fn certificates_and_rights_change_without_a_restart() {
     });
     secure.cli(&["stat", &url], Some(&new_alice)).expect(0);
     mount.stop();
+}
+
+/// A client that knows all that one with rights was told, versions and where their components lie, gets nothing: neither on the control
+/// connection nor over a rail, and what it pins is kept for nobody.
+#[test]
+fn who_has_no_rights_gets_nothing_over_rails_either() {
+    let rights = format!("[[namespace]]\nname = \"{NAMESPACE}\"\nreaders = [\"reader\"]\nwriters = [\"writer\"]\n");
+    let secure = Secure::start(&rights);
+    let connect = |name: &str| {
+        let held = secure.client(name);
+        let tls = Some(Files { cert: held.cert, key: held.key, ca: held.ca });
+        let addresses = vec![secure.cluster.control[0].to_string()];
+        Client::connect(Config { addresses, tls, arena: 16 << 20, ..Config::default() }).unwrap()
+    };
+    let (reader, writer, other) = (connect("reader"), connect("writer"), connect("other"));
+    let name = Putter::name("file");
+    let made = || Arc::new(Made { seed: 1, size: 300_000 });
+    writer.put(&name, made(), options()).unwrap();
+    let object = |client: &Client| match Client::wait(|done| client.lookup(&name, done)) {
+        Ok(Found::Object(object)) => Ok(object),
+        Ok(found) => panic!("{found:?}"),
+        Err(error) => Err(error),
+    };
+    let known = object(&reader).unwrap();
+    let read = |client: &Client, freshness| {
+        let stolen = Arc::new(Object::new(known.name.clone(), known.descriptor.clone(), known.proof()));
+        Client::wait(|done: Done<Vec<u8>>| {
+            client.read_as(&stolen, 1, 0, 4096, freshness, Box::new(|result| done(result.map(<[u8]>::to_vec))));
+        })
+    };
+    let list =
+        ListQuery { namespace: NAMESPACE.into(), prefix: Vec::new(), delimited: false, after: Vec::new(), limit: 0 };
+    let watch = WatchQuery { namespace: name.namespace.clone(), prefix: Vec::new(), from: 1 };
+    type Case<'a> = (&'a str, bool, Box<dyn Fn(&Client) -> Result<(), railfs_engine::error::Error> + 'a>);
+    let cases: Vec<Case<'_>> = vec![
+        ("lookup", true, Box::new(|client| object(client).map(drop))),
+        ("list", true, Box::new(|client| Client::wait(|done| client.list(list.clone(), done)).map(drop))),
+        ("watch", true, Box::new(|client| client.watch(&watch).map(drop))),
+        ("status", true, Box::new(|client| client.server_status().map(drop))),
+        ("a fetch of a version, checked", true, Box::new(|client| read(client, Freshness::Current).map(drop))),
+        ("a fetch of a version, not checked", true, Box::new(|client| read(client, Freshness::Version).map(drop))),
+        ("a pin", true, Box::new(|client| Client::wait(|done| client.pin(&known, done)))),
+        ("a put", false, Box::new(|client| client.put(&Putter::name("new"), made(), options()).map(drop))),
+        ("a delete", false, Box::new(|client| client.delete(&Putter::name("new"), None).map(drop))),
+    ];
+    for (what, readers_may, call) in &cases {
+        call(&writer).unwrap_or_else(|error| panic!("{what} of a writer: {error}"));
+        assert_eq!(call(&reader).is_ok(), *readers_may, "{what} of a reader");
+        let refused = call(&other).map(|()| "it was done").expect_err(what).to_string();
+        // To a pin the version is simply not there.
+        let said = if *what == "a pin" { refused.contains("1025") } else { refused.contains("other") };
+        assert!(said, "{what}: who it is that may not is not said: {refused}");
+    }
+    let bytes = read(&reader, Freshness::Current).unwrap();
+    assert_eq!(bytes, railfs_tests::data::bytes(1, 4096));
 }
