@@ -94,7 +94,7 @@ fn i2_a_damaged_byte_is_an_error_of_its_page_alone() {
     let logged = mount.logged();
     let line =
         logged.lines().find(|line| line.contains("damaged")).unwrap_or_else(|| panic!("no word of it in: {logged}"));
-    for word in ["ns/dir/f", "stripe 3", &placed.id] {
+    for word in ["ns/dir/f", "stripe 3", &placed.id, "by rail"] {
         assert!(line.contains(word), "{word}: {line}");
     }
     cluster.cli(&["get", &cluster.url("dir/f"), "-"]).refused(1, &["ns/dir/f", "damaged", "stripe 3", &placed.id]);
