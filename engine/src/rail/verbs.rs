@@ -31,7 +31,10 @@ mod lane;
 mod link;
 mod listener;
 mod looks;
+#[cfg(test)]
+mod odd_tests;
 mod offers;
+mod posted;
 mod prepare;
 #[cfg(test)]
 mod refused_tests;
@@ -62,6 +65,9 @@ pub(crate) const PIECE: u32 = 4096;
 pub(crate) const DEPTH: u16 = 64;
 /// READs under way on each queue pair, at most.
 pub(crate) const READS: u8 = 16;
+/// Frames that may wait to be sent on a queue pair beside its own requests: answers to far more requests than a side that counts
+/// them has under way, and every word beside them.
+const QUEUED: usize = 4096;
 /// Registered bytes of the messages of a client's rail.
 pub const MESSAGES: u64 = (BULK_PAIRS as u64 + 1) * 2 * DEPTH as u64 * PIECE as u64 + looks::BYTES as u64;
 /// How long bytes that were offered wait for the server's word that it has taken them; then the connection ends.

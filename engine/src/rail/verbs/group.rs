@@ -585,7 +585,7 @@ impl Group {
         silent: &dyn Fn(bool),
         ready: &dyn Fn(),
     ) -> Result<(), String> {
-        let WrId { kind, pair, slot, generation } = completion.id;
+        let WrId { kind, pair, slot, generation, .. } = completion.id;
         let index = usize::from(pair);
         let link = self.links.get(index).filter(|_| generation == self.parts.generation);
         let Some(link) = link else {
@@ -613,6 +613,7 @@ impl Group {
         let mut told = Told::default();
         let result = match kind {
             WrKind::Receive => {
+                let used = lock(&link.state).posted.received(completion.id)?;
                 let bytes = self.parts.buffers.take(receive_place(pair, slot), done.bytes as usize);
                 let alive = {
                     let mut state = lock(&link.state);
@@ -622,13 +623,14 @@ impl Group {
                 if alive == Some(Action::Alive) {
                     self.set_silent(link, false, silent);
                 }
-                self.repost(link, slot).and_then(|()| self.piece(index, &bytes, done.invalidated, &mut told))
+                self.repost(link, slot, used).and_then(|()| self.piece(index, &bytes, done.invalidated, &mut told))
             }
             WrKind::Send | WrKind::Invalidate | WrKind::Read => {
                 lock(&link.state).done(completion.id, &self.shared(index), &mut told)
             }
-            // Neither is signalled, unless it failed.
-            WrKind::Write | WrKind::Bind | WrKind::Marker | WrKind::Unknown => Ok(()),
+            // Not signalled, unless it failed.
+            WrKind::Write | WrKind::Bind => Ok(()),
+            WrKind::Marker | WrKind::Unknown => Err("the device says a completion of work that nobody posted".into()),
         };
         let is_ready = told.ready;
         self.tell(index, told);
@@ -639,9 +641,10 @@ impl Group {
     }
 
     /// Posts a receive again; its bytes were taken out.
-    fn repost(&self, link: &Link, slot: u16) -> Result<(), String> {
+    fn repost(&self, link: &Link, slot: u16, used: u16) -> Result<(), String> {
         let place = receive_place(link.index, slot);
-        let id = WrId { kind: WrKind::Receive, pair: link.index, slot, generation: self.parts.generation };
+        let kind = WrKind::Receive;
+        let id = WrId { kind, pair: link.index, slot, used, generation: self.parts.generation };
         let into = self.parts.buffers.mr().slice(place as u64, PIECE).ok_or("a receive has no room")?;
         let mut state = lock(&link.state);
         let Some(pair) = &mut state.pair else { return Err("the queue pair is gone".into()) };

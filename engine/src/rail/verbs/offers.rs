@@ -13,7 +13,7 @@ use super::{OFFERED, READS};
 use crate::clock::Time;
 use crate::memory::{Exposed, Fenced};
 use crate::rail::{Event, Hand, land};
-use crate::verbs::{Slice, Window, Work, WrId, WrKind};
+use crate::verbs::{Slice, Window, Work, WrKind};
 use bytes::Bytes;
 use railfs_proto::verbs::{FrameKind, Header};
 use std::collections::{HashMap, VecDeque};
@@ -146,12 +146,13 @@ impl State {
             let Some(pair) = self.pair.as_mut().filter(|pair| pair.room() > 0) else { return Ok(()) };
             let Some(slot) = self.offers.waiting.pop_front() else { return Ok(()) };
             let Some(reading) = self.offers.reading.get(&slot) else { continue };
-            let id = WrId { kind: WrKind::Read, pair: shared.index, slot, generation: shared.generation };
+            let used = self.posted.number();
+            let id = shared.id(WrKind::Read, slot, used);
             let (into, address, key) = (reading.into, reading.address, reading.key);
             // Counted first: should it fail, part of it may be under way.
             self.offers.under_way += 1;
             pair.post(&mut [Work::Read { id, into, address, key }]).map_err(|error| error.to_string())?;
-            self.read_posted(slot, shared.now);
+            self.read_posted(id, shared.now);
         }
         Ok(())
     }

@@ -210,7 +210,8 @@ impl Half {
             for slot in 0..DEPTH {
                 let into =
                     buffers.mr().slice(receive_place(number, slot) as u64, PIECE).ok_or("no room for receives")?;
-                let id = WrId { kind: WrKind::Receive, pair: number, slot, generation: plan.generation };
+                let kind = WrKind::Receive;
+                let id = WrId { kind, pair: number, slot, used: 0, generation: plan.generation };
                 pair.receive(id, into).map_err(text)?;
             }
             pairs.push((pair, random_psn()?));
