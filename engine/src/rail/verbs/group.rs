@@ -21,7 +21,7 @@ use crate::rail::liveness::{Action, Liveness};
 use crate::rail::pending::{Pending, refusal};
 use crate::rail::tcp::Limits;
 use crate::rail::tcp::signal::{Deferred, Latch, Running, Signal, lock, poll, tell_late};
-use crate::rail::totals::{Totals, add, subtract};
+use crate::rail::totals::{Totals, add, ended, subtract};
 use crate::rail::{Cause, Counters, Event, Events, Handler, Incoming, Lane, Look, Submission};
 use crate::verbs::{Buffers, Completion, Cq, DeviceEvent, Mr, Pd, Qp, Rts, Status, WrId, WrKind};
 use bytes::Bytes;
@@ -664,8 +664,7 @@ impl Group {
             subtract(&totals.held_bytes, told.released_bytes);
         });
         self.note(&told);
-        let ended = usize::try_from(told.ended).unwrap_or(0);
-        self.in_flight[lane_index(self.lane_of(index))].fetch_sub(ended, Ordering::SeqCst);
+        ended(&self.in_flight[lane_index(self.lane_of(index))], usize::try_from(told.ended).unwrap_or(usize::MAX));
         for event in told.events {
             self.parts.events.event(event);
         }

@@ -462,6 +462,10 @@ impl State {
         told: &mut Told,
     ) -> Result<(), String> {
         let id = header.id;
+        if self.offers.reads(id) {
+            // It offered the answer, and that is being READ: there is no other.
+            return Err(format!("request {id} is answered twice"));
+        }
         let Some(entry) = self.pending.remove(id) else {
             told.stale += 1;
             return self.fence_comes(id, key, shared, told);

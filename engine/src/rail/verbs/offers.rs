@@ -66,6 +66,11 @@ impl Offers {
         Some(slot)
     }
 
+    /// Whether what this request was offered is READ, or will be.
+    pub(super) fn reads(&self, id: u64) -> bool {
+        self.reading.values().any(|reading| reading.id == id)
+    }
+
     /// When to look again.
     pub(super) fn next(&self) -> Time {
         self.open.values().map(|open| open.until).min().unwrap_or(Time::NEVER)
@@ -166,11 +171,11 @@ impl State {
         let Reading { id, extent, message, given_up, .. } = reading;
         // Proved: the READ that wrote there is completed.
         let extent = fence(extent, told);
-        if given_up {
+        // Nobody is answered twice, whatever became of the request meanwhile.
+        if given_up || self.pending.remove(id).is_none() {
             told.events.extend(extent.map(|extent| Event::Released { id, extent }));
             return;
         }
-        self.pending.remove(id);
         told.received += u64::from(bulk);
         told.read += u64::from(bulk);
         told.ended += 1;
