@@ -81,6 +81,11 @@ impl Pending {
         self.entries.contains_key(&id)
     }
 
+    /// Requests that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

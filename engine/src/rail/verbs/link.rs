@@ -305,6 +305,18 @@ impl State {
 
     /// Posts what may be posted. An error ends the connection.
     pub(super) fn flush(&mut self, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
+        self.post_frames(shared, told)?;
+        // Beside our own requests, which have their own limit.
+        let (waiting, own) = (self.out.len(), self.pending.len());
+        if waiting > QUEUED + own {
+            return Err(format!(
+                "{waiting} frames wait to be sent, and the other side takes none: at most {QUEUED} may"
+            ));
+        }
+        Ok(())
+    }
+
+    fn post_frames(&mut self, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
         if self.out.is_empty() && self.credit.wants_to_tell() {
             self.out.push_back(Item::plain(FrameKind::Credit, shared.session, 0));
         }
