@@ -170,13 +170,15 @@ impl<R: Rail> Kept<R> {
         let Some(rail) = state.rail.take() else { return };
         tracing::error!(rail = self.name, %why, "a rail failed: its connections end, and its device is opened again");
         state.attempts.failed(now, why);
+        // Whoever asks while it is being stopped is not told that nothing is left: that is known when its queue pairs are gone.
+        let before = std::mem::replace(&mut state.unread, false);
         drop(state);
         let unread = rail.stop();
         let done = rail.counts();
         // What it has registered is given back before it is registered again.
         drop(rail);
         let mut state = self.state();
-        state.unread &= unread;
+        state.unread = before && unread;
         let past = &mut state.past;
         (past.sent, past.received, past.read) =
             (past.sent + done.sent, past.received + done.received, past.read + done.read);
@@ -228,6 +230,7 @@ impl<R: Rail> Kept<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     /// What devices do, as the tests want it.
     #[derive(Default)]
@@ -236,6 +239,8 @@ mod tests {
         refuses: Mutex<Option<String>>,
         /// In order: what was asked of it.
         log: Mutex<Vec<String>>,
+        /// Stopping says so here, and waits for the word to end.
+        slow: Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>,
     }
 
     struct Fake(Arc<Device>);
@@ -269,6 +274,10 @@ mod tests {
         }
         fn stop(&self) -> bool {
             self.0.note("stop");
+            if let Some((begun, end)) = &*self.0.slow.lock().unwrap() {
+                begun.send(()).unwrap();
+                end.recv().unwrap();
+            }
             true
         }
     }
@@ -323,6 +332,22 @@ mod tests {
         assert!(kept.now().is_some() && kept.trouble().is_none());
         assert_eq!(kept.reopened(), 1);
         assert_eq!(kept.counts(), Counts { sent: 10, received: 6, connections: 1, ..Counts::default() });
+    }
+
+    #[test]
+    fn i3_a_stop_while_a_device_is_given_back_does_not_say_that_nothing_is_left() {
+        let (device, kept) = kept();
+        *device.broken.lock().unwrap() = Some("gone".into());
+        let ((begin, begun), (end, ended)) = (mpsc::channel(), mpsc::channel());
+        *device.slow.lock().unwrap() = Some((begin, ended));
+        std::thread::scope(|scope| {
+            scope.spawn(|| kept.tend(seconds(1)));
+            begun.recv().unwrap();
+            let said = kept.stop();
+            end.send(()).unwrap();
+            assert!(!said, "its queue pairs are not gone yet: a client can READ what they show");
+        });
+        assert!(kept.stop(), "now they are");
     }
 
     #[test]
