@@ -89,8 +89,8 @@ pub(super) struct Group {
     deferred: Deferred,
     /// Requests on the bulk lane and on the small one.
     in_flight: [AtomicUsize; 2],
-    /// Which link the next request takes.
-    turn: AtomicUsize,
+    /// Which link the next request of a lane takes.
+    turn: [AtomicUsize; 2],
     /// Requests of the other side that the handler has, and bytes of replies that wait.
     pub(super) serving: AtomicUsize,
     pub(super) replying: AtomicU64,
@@ -172,7 +172,7 @@ impl Group {
             cancelled: Mutex::default(),
             deferred: Deferred::new(),
             in_flight: Default::default(),
-            turn: AtomicUsize::new(0),
+            turn: Default::default(),
             serving: AtomicUsize::new(0),
             replying: AtomicU64::new(0),
             waiting: Mutex::default(),
@@ -242,7 +242,7 @@ impl Group {
         let lane = submission.lane;
         let links = self.links_of(lane);
         // In turn: fetches are of much the same size, and each queue pair is served by itself.
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % links.len().max(1);
+        let turn = self.turn[lane_index(lane)].fetch_add(1, Ordering::Relaxed) % links.len().max(1);
         let Some(link) = links.get(turn) else { return Err((submission, Cause::Down)) };
         let in_flight = &self.in_flight[lane_index(lane)];
         let limit = self.parts.limits.in_flight;
