@@ -22,6 +22,8 @@ mod candidates;
 mod choose;
 mod client;
 mod credit;
+#[cfg(test)]
+mod failover_tests;
 mod faults;
 #[cfg(test)]
 mod fence_tests;
