@@ -63,8 +63,10 @@ use std::time::Duration;
 pub const BULK_PAIRS: u8 = 2;
 /// Bytes of one message on a queue pair: 256 page checksums and their frame fit.
 pub(crate) const PIECE: u32 = 4096;
-/// Receives on each queue pair, and messages under way on it.
+/// Receives on each queue pair, and messages under way on it, where the device can have so many.
 pub(crate) const DEPTH: u16 = 64;
+/// The fewest that the other side accepts.
+const LEAST_DEPTH: u16 = 8;
 /// READs under way on each queue pair, at most.
 pub(crate) const READS: u8 = 16;
 /// Frames that may wait to be sent on a queue pair beside its own requests: answers to far more requests than a side that counts

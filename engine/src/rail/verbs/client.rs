@@ -549,6 +549,7 @@ fn connect(shared: &Arc<Shared>) -> Result<Arc<Group>, String> {
         cq: full.cq,
         buffers: full.buffers,
         pairs: full.pairs,
+        depth: full.depth,
         their_depth: theirs.depth,
         their_piece: theirs.piece,
         slots: theirs.slots.filter(|_| full.reads),

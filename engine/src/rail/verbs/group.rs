@@ -8,13 +8,13 @@
 //! * Completions of another generation are dropped and counted (I5).
 //! * Nobody is told anything under a lock.
 
+use super::PIECE;
 use super::credit::Credit;
 use super::faults::{self, Faults};
 use super::incoming::Answer;
 use super::link::{Item, Shared, State, Told, Ways, looks_place, receive_place};
 use super::looks::{self, Looks};
 use super::source::Source;
-use super::{DEPTH, PIECE};
 use crate::clock::{Clock, Time};
 use crate::memory::Arena;
 use crate::rail::liveness::{Action, Liveness};
@@ -65,6 +65,8 @@ pub(super) struct Parts {
     pub(super) buffers: Buffers,
     /// Bulk first, the one for small messages last; receives are posted on each.
     pub(super) pairs: Vec<Qp<Rts>>,
+    /// So many.
+    pub(super) depth: u16,
     /// Of the other side.
     pub(super) their_depth: u32,
     pub(super) their_piece: u32,
@@ -147,16 +149,17 @@ impl Group {
         let count = parts.pairs.len();
         let faults = faults::of(&parts.name);
         let by_windows = parts.windows.is_some();
+        let (depth, soft) = (parts.depth, parts.soft);
         let link = |(index, pair): (usize, Qp<Rts>)| {
-            let windows = parts.windows.clone().map(|pd| (pd, super::prepare::windows_of(index + 1 == count)));
+            let windows = parts.windows.clone().map(|pd| (pd, super::prepare::windows_of(index + 1 == count, depth)));
             let liveness = Liveness::new(now, limits.suspect, limits.retire, limits.ping);
             // The lane's limit is counted by the group.
             let pending = Pending::new(limits.in_flight, liveness);
-            let credit = Credit::new(u32::from(DEPTH), parts.their_depth);
+            let credit = Credit::new(depth.into(), parts.their_depth);
             Link {
                 // At most MAX_PAIRS.
                 index: u8::try_from(index).unwrap_or(u8::MAX),
-                state: Mutex::new(State::new(pair, pending, credit, windows, Ways { opens, soft: parts.soft, faults })),
+                state: Mutex::new(State::new(pair, depth, pending, credit, windows, Ways { opens, soft, faults })),
                 silent: AtomicBool::new(false),
                 ready: AtomicBool::new(false),
             }

@@ -219,6 +219,7 @@ pub(super) fn receive_place(index: u8, slot: u16) -> usize {
 impl State {
     pub(super) fn new(
         pair: Qp<Rts>,
+        depth: u16,
         pending: Pending,
         credit: Credit,
         windows: Option<(Pd, usize)>,
@@ -232,9 +233,8 @@ impl State {
             serving: HashMap::new(),
             out: VecDeque::new(),
             later: VecDeque::new(),
-            free_slots: (0..DEPTH).rev().collect(),
-            posted: VecDeque::new(),
-            progress: Time::NEVER,
+            free_slots: (0..depth).rev().collect(),
+            posted: Queue::new(depth),
             windows: Vec::new(),
             use_windows: windows.is_some(),
             unmade: windows,

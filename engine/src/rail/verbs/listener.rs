@@ -356,6 +356,7 @@ impl Shared {
             cq: full.cq,
             buffers: full.buffers,
             pairs: full.pairs,
+            depth: full.depth,
             their_depth: theirs.depth,
             their_piece: theirs.piece,
             slots: None,
