@@ -97,7 +97,14 @@ impl<R: Rail> Kept<R> {
         open: impl Fn() -> Result<R, String> + Send + Sync + 'static,
     ) -> Kept<R> {
         let mut attempts = Attempts::new(seed);
-        let rail = open().map(Arc::new).inspect_err(|why| drop(attempts.failed(now, why.clone()))).ok();
+        let rail = match open() {
+            Ok(rail) => Some(Arc::new(rail)),
+            Err(why) => {
+                // Always news: whoever opens it says it.
+                attempts.failed(now, why);
+                None
+            }
+        };
         let state = State {
             been: rail.is_some(),
             rail,
