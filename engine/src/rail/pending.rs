@@ -82,6 +82,7 @@ impl Pending {
     }
 
     /// Requests that wait.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))]
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

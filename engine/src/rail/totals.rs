@@ -48,6 +48,7 @@ pub(crate) fn subtract(counter: &AtomicU64, n: u64) {
 }
 
 /// The same for requests that are under way.
+#[cfg_attr(not(feature = "rdma"), allow(dead_code))]
 pub(crate) fn ended(counter: &AtomicUsize, n: usize) {
     if let Ok(less) = counter.fetch_update(SeqCst, SeqCst, |now| Some(now.saturating_sub(n)))
         && less < n
