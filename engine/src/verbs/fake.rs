@@ -227,8 +227,11 @@ impl Script {
         self.completions.push_back((queue, wc));
         let channel = self.queues.iter().find(|(of, _)| *of == queue).map(|(_, channel)| *channel);
         let wake = self.channels.iter_mut().find(|(of, _)| Some(*of) == channel);
-        // Its other end is gone with the queue.
-        wake.map(|(_, wake)| wake.write_all(b"!")).unwrap().unwrap();
+        // Where there is no room it is readable already; to wait here would keep whoever reads it from doing so.
+        match wake.map(|(_, wake)| wake.write_all(b"!")).unwrap() {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            written => written.unwrap(),
+        }
     }
 }
 
@@ -400,6 +403,7 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
 unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     // Open until the process ends, like everything of a fake.
     let (ours, wake) = UnixStream::pair().unwrap();
+    wake.set_nonblocking(true).unwrap();
     let channel = Box::into_raw(Box::new(ibv_comp_channel { context, fd: ours.into_raw_fd(), refcnt: 0 }));
     fake(context).script().channels.push((channel.addr(), wake));
     channel
