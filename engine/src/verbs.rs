@@ -11,6 +11,9 @@
 //! * Codes that this software does not know are values, never panics. Nothing panics in `Drop`: what the device refuses to
 //!   give back is leaked, counted ([`leaked`]) and logged.
 //!
+//! What does not compile, each beside what differs from it in that one thing and does: the compiler does not check the codes, and a
+//! name that has changed fails, too, but on both sides.
+//!
 //! A send before the queue pair can send does not compile:
 //! ```compile_fail,E0599
 //! use railfs_engine::verbs::{Init, Qp};
@@ -18,10 +21,22 @@
 //!     let _ = pair.post(&mut []);
 //! }
 //! ```
+//! ```no_run
+//! use railfs_engine::verbs::{Qp, Rts};
+//! fn in_time(pair: &mut Qp<Rts>) {
+//!     let _ = pair.post(&mut []);
+//! }
+//! ```
 //! Nor does a receive before it has a port:
 //! ```compile_fail,E0599
 //! use railfs_engine::verbs::{Qp, Reset, Slice, WrId};
 //! fn early(pair: &mut Qp<Reset>, id: WrId, into: Slice) {
+//!     let _ = pair.receive(id, into);
+//! }
+//! ```
+//! ```no_run
+//! use railfs_engine::verbs::{Init, Qp, Slice, WrId};
+//! fn in_time(pair: &mut Qp<Init>, id: WrId, into: Slice) {
 //!     let _ = pair.receive(id, into);
 //! }
 //! ```
@@ -33,6 +48,12 @@
 //!     let _ = pair.init(port);
 //! }
 //! ```
+//! ```no_run
+//! use railfs_engine::verbs::{Qp, Reset, PortChoice};
+//! fn once(pair: Qp<Reset>, port: &PortChoice) {
+//!     let _ = pair.init(port);
+//! }
+//! ```
 //! ```compile_fail,E0382
 //! use railfs_engine::verbs::{Qp, Rts};
 //! fn after(mut pair: Qp<Rts>) {
@@ -40,10 +61,23 @@
 //!     let _ = pair.post(&mut []);
 //! }
 //! ```
+//! ```no_run
+//! use railfs_engine::verbs::{Qp, Rts};
+//! fn before(mut pair: Qp<Rts>) {
+//!     let _ = pair.post(&mut []);
+//!     let _ = pair.destroy();
+//! }
+//! ```
 //! Nor skipping a state:
 //! ```compile_fail,E0599
 //! use railfs_engine::verbs::{Qp, Reset};
 //! fn skip(pair: Qp<Reset>) {
+//!     let _ = pair.rts(1);
+//! }
+//! ```
+//! ```no_run
+//! use railfs_engine::verbs::{Qp, Rtr};
+//! fn next(pair: Qp<Rtr>) {
 //!     let _ = pair.rts(1);
 //! }
 //! ```
@@ -54,11 +88,23 @@
 //!     let _ = pair.post(&mut []);
 //! }
 //! ```
+//! ```no_run
+//! use railfs_engine::verbs::{Qp, Rts};
+//! fn alone(pair: &mut Qp<Rts>) {
+//!     let _ = pair.post(&mut []);
+//! }
+//! ```
 //! Nor a window that is bound twice at once, used after it was freed, nor making access rights up:
 //! ```compile_fail,E0499
 //! use railfs_engine::verbs::{Slice, Window, Work, WrId};
 //! fn twice(window: &mut Window, id: WrId, landing: Slice) {
 //!     let _ = [Work::Bind { id, window, landing }, Work::Bind { id, window, landing }];
+//! }
+//! ```
+//! ```no_run
+//! use railfs_engine::verbs::{Slice, Window, Work, WrId};
+//! fn once(window: &mut Window, id: WrId, landing: Slice) {
+//!     let _ = [Work::Bind { id, window, landing }];
 //! }
 //! ```
 //! ```compile_fail,E0382
@@ -68,8 +114,18 @@
 //!     let _ = window.key();
 //! }
 //! ```
+//! ```no_run
+//! use railfs_engine::verbs::Window;
+//! fn before(window: Window) {
+//!     let _ = window.key();
+//!     let _ = window.free();
+//! }
+//! ```
 //! ```compile_fail,E0277
 //! let everything = railfs_engine::verbs::Access::from(!0u32);
+//! ```
+//! ```no_run
+//! let one = railfs_engine::verbs::Access::from(railfs_engine::verbs::Access::Local);
 //! ```
 //! Nor naming memory by numbers of one's own, nor reading or reusing memory to which somebody may still write:
 //! ```compile_fail,E0451
@@ -81,11 +137,24 @@
 //!     landing.bytes()
 //! }
 //! ```
+//! ```no_run
+//! use railfs_engine::memory::Fenced;
+//! fn late(landing: &Fenced) -> &[u8] {
+//!     landing.bytes()
+//! }
+//! ```
 //! ```compile_fail,E0382
 //! use railfs_engine::memory::Free;
 //! fn again(extent: Free) {
 //!     let exposed = extent.expose();
 //!     let _ = extent.filled(b"somebody else's");
+//! }
+//! ```
+//! ```no_run
+//! use railfs_engine::memory::Free;
+//! fn each(one: Free, other: Free) {
+//!     let exposed = one.expose();
+//!     let _ = other.filled(b"somebody else's");
 //! }
 //! ```
 //! Nor a fence without its proof, which only rails can make:

@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Makes this program the daemon of a mount; its value is the mount point.
 const DAEMON: &str = "RAILFS_TEST_DAEMON";
-const O_DIRECT: i32 = 0o40000;
+/// Of this processor: they do not agree on it.
+const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits().cast_signed();
 
 /// True, and the reason noted, where this machine cannot mount.
 fn skipped(test: &str) -> bool {

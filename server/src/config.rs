@@ -125,7 +125,7 @@ pub struct Config {
     pub put: PutConfig,
     /// Bytes of landing memory, and of what is registered with RDMA devices.
     pub max_registered: u64,
-    /// A rail whose RDMA device cannot be had stops the start; else it is left out, loudly.
+    /// A rail whose RDMA device cannot be had stops the start; else it is left out, loudly, until it can be had.
     pub require_rdma: bool,
     /// How long superseded versions stay readable.
     pub retention: Duration,

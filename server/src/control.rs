@@ -116,6 +116,12 @@ impl ControlService {
         ControlService { listeners: Arc::new(listeners), ..self }
     }
 
+    /// Whether a listener was there at some time: a client would try one that never was instead of what is.
+    fn has_been(&self, listener: u32) -> bool {
+        let listener = usize::try_from(listener).ok().and_then(|place| self.listeners.get(place));
+        listener.and_then(Option::as_ref).is_none_or(Listener::has_been)
+    }
+
     async fn join(&self, request: v1::JoinVerbsRequest, caller: &Caller) -> Result<v1::VerbsEnd, Outcome> {
         let refused = |refusal: Refusal| refusal.to_outcome();
         self.check_session(request.scope.as_ref(), request.session, caller).map_err(refused)?;
@@ -188,7 +194,7 @@ impl ControlService {
             incarnation: node.incarnation,
             session,
             tickets,
-            listeners: self.announced.listeners(reached),
+            listeners: self.announced.listeners(reached).into_iter().filter(|rail| self.has_been(rail.id)).collect(),
             control_addresses: self.announced.control(reached),
             lease_milliseconds: u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX),
             capabilities: vec![railfs_proto::pin::CAPABILITY.to_owned()],

@@ -172,7 +172,15 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
     for (id, rail) in (0u32..).zip(&config.rails) {
         let gate = Gate::new(id);
         let listener = match Listener::start(id, rail, memory.as_ref(), clock, Arc::clone(&gate)) {
-            Ok(listener) => Some(listener),
+            Ok(listener) => match listener.why() {
+                Some(why) if config.require_rdma => return Err(StartError::Rdma(why)),
+                why => {
+                    if let Some(why) = why {
+                        tracing::error!(rail = id, fabric = rail.fabric, %why, "an RDMA rail cannot be had now: the others are served, and it is tried again");
+                    }
+                    Some(listener)
+                }
+            },
             Err(Failure::Tcp(error)) => return Err(StartError::Rail(error)),
             Err(Failure::Rdma(why)) if config.require_rdma => return Err(StartError::Rdma(why)),
             Err(Failure::Rdma(why)) => {
@@ -185,7 +193,7 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
         rails.push(listener);
         gates.push(gate);
     }
-    if rails.iter().all(Option::is_none) {
+    if rails.iter().flatten().all(|rail: &Listener| rail.why().is_some()) {
         return Err(StartError::Rdma("no rail can be had".to_owned()));
     }
     let speeds = rails.iter().map(|rail: &Option<Listener>| rail.as_ref().map_or(0, Listener::speed_mbps)).collect();

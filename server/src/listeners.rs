@@ -1,8 +1,8 @@
 //! The server's ends of rails, of whichever kind.
 //!
-//! Guarantees: one for each `[[rail]]`, by its place there; an RDMA device that cannot be had leaves its place empty, said
-//! once, or stops the start where `require_rdma` says so; one whose device fails later is opened again ([`reopen`]); what rails
-//! register stays within `memory.max_registered`.
+//! Guarantees: one for each `[[rail]]`, by its place there; an RDMA device that cannot be had is said once and
+//! tried again ([`reopen`]), announced from then on only, or stops the start where `require_rdma` says so; one whose device fails
+//! later is opened again; what rails register stays within `memory.max_registered`.
 
 pub mod reopen;
 
@@ -153,7 +153,7 @@ pub enum Failure {
 }
 
 impl Listener {
-    /// Binds the rail, or opens its device.
+    /// Binds the rail, or opens its device; one that cannot be had is opened as soon as that can be: see [`Listener::why`].
     pub fn start(
         id: u32,
         rail: &RailConfig,
@@ -210,6 +210,24 @@ impl Listener {
             Listener::Tcp(_) => None,
             #[cfg(feature = "rdma")]
             Listener::Verbs(verbs) => verbs.kept.trouble(),
+        }
+    }
+
+    /// Why it is not there now, as its device says it.
+    pub fn why(&self) -> Option<String> {
+        match self {
+            Listener::Tcp(_) => None,
+            #[cfg(feature = "rdma")]
+            Listener::Verbs(verbs) => verbs.kept.why(),
+        }
+    }
+
+    /// Whether it was there at some time of this run: until then clients are not told of it.
+    pub fn has_been(&self) -> bool {
+        match self {
+            Listener::Tcp(_) => true,
+            #[cfg(feature = "rdma")]
+            Listener::Verbs(verbs) => verbs.kept.has_been(),
         }
     }
 
@@ -307,7 +325,7 @@ fn verbs(id: u32, rail: &RailConfig, memory: &Memory, clock: Clock, gate: Arc<Ga
         limits: railfs_engine::rail::tcp::Limits { completion, ..Default::default() },
     };
     let open = move || VerbsListener::start(config.clone(), clock, Arc::clone(&gate) as _);
-    let kept = Kept::open(format!("rail {id} ({address})"), u64::from(id), open)?;
+    let kept = Kept::open(format!("rail {id} ({address})"), u64::from(id), clock.now(), open);
     Ok(Listener::Verbs(Arc::new(Verbs { kept, address })))
 }
 

@@ -145,6 +145,40 @@ fn i12_the_first_releases_answers_are_taken_by_this_client() {
     assert_eq!((first.transport.as_str(), first.address.as_str()), ("rdma", "10.0.0.9"));
 }
 
+/// A server whose second rail is one of an RDMA device that cannot be had now; and one that can be.
+#[cfg(feature = "rdma")]
+#[test]
+fn i12_a_client_of_the_first_release_finds_its_way_where_there_are_rdma_rails() {
+    let ip = common::own_address();
+    let rdma = format!(
+        "[[rail]]\nfabric = \"f0\"\ntransport = \"rdma\"\nlisten = \"{ip}\"\ndevice = \"nosuch0\"\n[memory]\nmax_registered = \"64MiB\"\n"
+    );
+    let server = TestServer::start(1, 1, &rdma);
+    let mut old = OldClient::connect(server.control());
+    let (runtime, client) = (&old.runtime, &mut old.client);
+    let store = server.server().node.store.id();
+    let request = v1::HelloRequest { store: store.to_bytes(), ..golden("HelloRequest") };
+    let mut reply = runtime.block_on(client.hello(request)).unwrap().into_inner();
+    let of = |reply: &v1::HelloReply| -> Vec<(u32, String)> {
+        let first = FirstHello::decode(&reply.encode_to_vec()[..]).unwrap();
+        first.listeners.into_iter().map(|listener| (listener.id, listener.transport)).collect()
+    };
+    assert_eq!(of(&reply), [(0, "tcp".to_owned())], "nobody is told of what cannot be had");
+    let status = v1::StatusRequest { scope: Some(server.server().node.scope()) };
+    let status = runtime.block_on(client.status(status)).unwrap().into_inner();
+    let named = |line: &String| line.contains("rail 1") && line.contains("nosuch0") && line.contains("opened again");
+    assert!(status.degraded.iter().any(named), "{:?}", status.degraded);
+    assert!(server.counter("denied") == 0);
+    // A client of now reads and puts over the other one meanwhile.
+    let now = connect(&server, "", Rdma::Auto).unwrap();
+    round_trip(&now);
+    now.close();
+    // As it is where the device is there: what the first release does not know does not keep it from what it does.
+    reply.listeners.push(golden("Listener-verbs"));
+    assert_eq!(of(&reply)[0], (0, "tcp".to_owned()));
+    assert_eq!(of(&reply)[1].1, "rdma", "left alone by its name");
+}
+
 fn connect(server: &TestServer, rails: &str, rdma: Rdma) -> Result<Arc<Client>, Error> {
     let rails = if rails.is_empty() { Vec::new() } else { ManualRail::list(rails).unwrap() };
     let addresses = vec![server.control().to_string()];

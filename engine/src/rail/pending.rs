@@ -81,6 +81,12 @@ impl Pending {
         self.entries.contains_key(&id)
     }
 
+    /// Requests that wait.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code))]
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

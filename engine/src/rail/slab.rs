@@ -31,6 +31,8 @@ const RING_THREADS: usize = 2;
 const RING_DEPTH: u16 = 16;
 /// Threads where each waits for its own read.
 const READ_THREADS: usize = 4;
+/// How soon the kernel is told again of a read that it did not take.
+const AGAIN: Duration = Duration::from_millis(5);
 /// What direct reads must be multiples of.
 const ALIGNED: u32 = 4096;
 
@@ -188,12 +190,21 @@ impl Slab {
     /// # Errors
     /// The memory cannot be mapped, or a thread not started.
     pub fn start(name: &str, bytes: u64, reading: Reading) -> Result<Arc<Slab>, MemoryError> {
+        Slab::start_with(name, bytes, reading, || Ring::new(RING_DEPTH))
+    }
+
+    fn start_with(
+        name: &str,
+        bytes: u64,
+        reading: Reading,
+        ring: impl Fn() -> io::Result<Ring<Tag>>,
+    ) -> Result<Arc<Slab>, MemoryError> {
         let arena = Arena::new(bytes)?;
         let failed = |source: io::Error| MemoryError::Map { bytes, source };
         let mut rings: Vec<Option<Ring<Tag>>> = Vec::new();
         if reading == Reading::Auto {
             for _ in 0..RING_THREADS {
-                match Ring::new(RING_DEPTH) {
+                match ring() {
                     Ok(ring) => rings.push(Some(ring)),
                     Err(error) => {
                         tracing::warn!(%error, "io_uring cannot be had: {READ_THREADS} threads read object bytes");
@@ -370,7 +381,9 @@ impl Shared {
                     let mut fds = vec![PollFd::new(&me.signal, PollFlags::IN)];
                     let reads = ring.as_ref().filter(|ring| ring.len() > 0);
                     fds.extend(reads.map(|ring| PollFd::from_borrowed_fd(ring.fd(), PollFlags::IN)));
-                    if let Err(error) = poll(&mut fds, None) {
+                    // What the kernel did not take makes no event: nobody else may ever ask for anything.
+                    let limit = ring.as_ref().is_some_and(Ring::must_submit).then_some(AGAIN);
+                    if let Err(error) = poll(&mut fds, limit) {
                         tracing::error!(%error, "a thread that reads object bytes cannot wait, and ends");
                         return;
                     }
@@ -395,6 +408,9 @@ impl Shared {
             }
         }
         if let Some(ring) = ring {
+            if ring.must_submit() {
+                ring.submit();
+            }
             while let Some((bytes, result, (ticket, waiter))) = ring.completed() {
                 busy = true;
                 self.came(ticket, bytes, result, waiter);

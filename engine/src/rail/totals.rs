@@ -1,7 +1,10 @@
 //! The counters of a rail, kept by its connections.
 
 use super::Counters;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
 
 /// See [`Counters`]. Relaxed: each number is exact by itself, together they are a moment's view.
 #[derive(Debug, Default)]
@@ -37,6 +40,37 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Relaxed);
 }
 
+/// Never below zero: a gauge that wrapped would refuse everything from then on.
 pub(crate) fn subtract(counter: &AtomicU64, n: u64) {
-    counter.fetch_sub(n, Relaxed);
+    if let Ok(less) = counter.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(n)))
+        && less < n
+    {
+        tracing::error!(counter = less, less = n, "a counter of a rail would go below zero: it stays there");
+    }
+}
+
+/// The same for requests that are under way.
+#[cfg_attr(not(feature = "rdma"), allow(dead_code))]
+pub(crate) fn ended(counter: &AtomicUsize, n: usize) {
+    if let Ok(less) = counter.fetch_update(SeqCst, SeqCst, |now| Some(now.saturating_sub(n)))
+        && less < n
+    {
+        tracing::error!(under_way = less, ended = n, "more requests ended than were under way");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i6_a_count_never_wraps() {
+        let (bytes, requests) = (AtomicU64::new(3), AtomicUsize::new(1));
+        subtract(&bytes, 2);
+        ended(&requests, 1);
+        assert_eq!((bytes.load(Relaxed), requests.load(SeqCst)), (1, 0));
+        subtract(&bytes, 2);
+        ended(&requests, 1);
+        assert_eq!((bytes.load(Relaxed), requests.load(SeqCst)), (0, 0));
+    }
 }

@@ -22,6 +22,8 @@ mod candidates;
 mod choose;
 mod client;
 mod credit;
+#[cfg(test)]
+mod failover_tests;
 mod faults;
 #[cfg(test)]
 mod fence_tests;
@@ -31,7 +33,10 @@ mod lane;
 mod link;
 mod listener;
 mod looks;
+#[cfg(test)]
+mod odd_tests;
 mod offers;
+mod posted;
 mod prepare;
 #[cfg(test)]
 mod refused_tests;
@@ -58,10 +63,15 @@ use std::time::Duration;
 pub const BULK_PAIRS: u8 = 2;
 /// Bytes of one message on a queue pair: 256 page checksums and their frame fit.
 pub(crate) const PIECE: u32 = 4096;
-/// Receives on each queue pair, and messages under way on it.
+/// Receives on each queue pair, and messages under way on it, where the device can have so many.
 pub(crate) const DEPTH: u16 = 64;
+/// The fewest that the other side accepts.
+const LEAST_DEPTH: u16 = 8;
 /// READs under way on each queue pair, at most.
 pub(crate) const READS: u8 = 16;
+/// Frames that may wait to be sent on a queue pair beside its own requests: answers to far more requests than a side that counts
+/// them has under way, and every word beside them.
+const QUEUED: usize = 4096;
 /// Registered bytes of the messages of a client's rail.
 pub const MESSAGES: u64 = (BULK_PAIRS as u64 + 1) * 2 * DEPTH as u64 * PIECE as u64 + looks::BYTES as u64;
 /// How long bytes that were offered wait for the server's word that it has taken them; then the connection ends.

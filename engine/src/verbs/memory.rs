@@ -388,6 +388,14 @@ pub(super) struct Kept {
 mod tests {
     use super::*;
 
+    /// The other side of two examples in the module's page, which names of that kind can have only in here.
+    #[test]
+    fn i4_i7_what_does_not_compile_outside_is_called_so_inside() {
+        let slice = Slice { address: 0, length: 4096, key: 1, mr: 0 };
+        assert_eq!(slice.length(), 4096);
+        let _ = crate::memory::Fence::proved();
+    }
+
     #[test]
     fn i7_what_may_be_written_is_never_read_and_what_may_be_read_is_never_written() {
         let (write, read) = (Access::Window.bits(), Access::SourceWindow.bits());

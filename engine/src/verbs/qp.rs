@@ -40,22 +40,28 @@ pub enum WrKind {
     Unknown,
 }
 
-/// Names a piece of work: kind, queue pair, place, and the generation of the connection it belongs to.
+/// Names a piece of work: kind, queue pair, place, which use of the place, and the generation of the connection it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrId {
     /// See [`WrKind`].
     pub kind: WrKind,
-    /// The queue pair within its group.
+    /// The queue pair within its group, up to 31.
     pub pair: u8,
     /// Slot or window.
     pub slot: u16,
-    /// Of the connection.
+    /// Which use of the slot.
+    pub used: u16,
+    /// Of the connection: 24 bits, see [`WrId::generation`].
     pub generation: u32,
 }
 
 impl WrId {
-    fn raw(self) -> u64 {
-        let kind = match self.kind {
+    /// What of a connection's number goes into the names of its work.
+    pub fn generation(number: u64) -> u32 {
+        u32::try_from(number & 0xff_ffff).unwrap_or(0)
+    }
+    pub(super) fn raw(self) -> u64 {
+        let kind: u64 = match self.kind {
             WrKind::Receive => 1,
             WrKind::Send => 2,
             WrKind::Write => 3,
@@ -65,11 +71,15 @@ impl WrId {
             WrKind::Read => 7,
             WrKind::Unknown => 0,
         };
-        kind << 56 | u64::from(self.pair) << 48 | u64::from(self.slot) << 32 | u64::from(self.generation)
+        let generation = u64::from(WrId::generation(self.generation.into()));
+        (kind << 5 | u64::from(self.pair & 31)) << 56
+            | u64::from(self.slot) << 40
+            | u64::from(self.used) << 24
+            | generation
     }
     pub(super) fn from_raw(raw: u64) -> WrId {
         let bytes = raw.to_be_bytes();
-        let kind = match bytes[0] {
+        let kind = match bytes[0] >> 5 {
             1 => WrKind::Receive,
             2 => WrKind::Send,
             3 => WrKind::Write,
@@ -81,9 +91,10 @@ impl WrId {
         };
         WrId {
             kind,
-            pair: bytes[1],
-            slot: u16::from_be_bytes([bytes[2], bytes[3]]),
-            generation: u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+            pair: bytes[0] & 31,
+            slot: u16::from_be_bytes([bytes[1], bytes[2]]),
+            used: u16::from_be_bytes([bytes[3], bytes[4]]),
+            generation: u32::from_be_bytes([0, bytes[5], bytes[6], bytes[7]]),
         }
     }
 }
@@ -654,10 +665,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn i5_an_id_comes_back_as_it_was(kind in 0u8..8, pair: u8, slot: u16, generation: u32) {
-            let raw = u64::from(kind) << 56 | u64::from(pair) << 48 | u64::from(slot) << 32 | u64::from(generation);
+        fn i5_an_id_comes_back_as_it_was(raw: u64) {
             let id = WrId::from_raw(raw);
-            prop_assert_eq!((id.pair, id.slot, id.generation), (pair, slot, generation));
+            let kind = raw >> 61;
+            prop_assert_eq!(u64::from(id.pair), raw >> 56 & 31);
+            prop_assert_eq!((u64::from(id.slot), u64::from(id.used)), (raw >> 40 & 0xffff, raw >> 24 & 0xffff));
+            prop_assert_eq!(u64::from(id.generation), raw & 0xff_ffff);
             prop_assert_eq!(id.kind == WrKind::Unknown, !(1..=7).contains(&kind));
             if id.kind != WrKind::Unknown {
                 prop_assert_eq!(id.raw(), raw);

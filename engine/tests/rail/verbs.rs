@@ -121,7 +121,7 @@ fn place(pair: usize, slot: u16, send: bool) -> usize {
 }
 
 fn id(kind: WrKind, pair: usize, slot: u16) -> WrId {
-    WrId { kind, pair: u8::try_from(pair).unwrap(), slot, generation: 0 }
+    WrId { kind, pair: u8::try_from(pair).unwrap(), slot, used: 0, generation: 0 }
 }
 
 impl Pairs {

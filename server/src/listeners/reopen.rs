@@ -1,4 +1,4 @@
-//! A rail whose device failed is opened again.
+//! A rail whose device failed, or could not be had at first, is opened again.
 //!
 //! Guarantees: what failed is stopped and given back before anything is opened in its place; attempts are 1 s to 30 s apart for
 //! as long as they fail; what failed is logged once, with the reason, and said for as long as it lasts; slots that were exposed
@@ -65,6 +65,8 @@ struct State<R> {
     /// Of those that failed.
     past: Counts,
     reopened: u64,
+    /// It was there at some time.
+    been: bool,
     stopping: bool,
     /// Of those that failed nothing is left through which slots could be READ.
     unread: bool,
@@ -86,26 +88,44 @@ impl<R> std::fmt::Debug for Kept<R> {
 }
 
 impl<R: Rail> Kept<R> {
-    /// Opens it. `seed`: of the jitter between attempts.
-    ///
-    /// # Errors
-    /// What `open` says: then there is nothing to keep.
+    /// Opens it; where that cannot be it begins as one that failed, see [`Kept::why`], and is tried again. `seed`: of the jitter
+    /// between attempts.
     pub fn open(
         name: String,
         seed: u64,
+        now: Time,
         open: impl Fn() -> Result<R, String> + Send + Sync + 'static,
-    ) -> Result<Kept<R>, String> {
-        let rail = Some(Arc::new(open()?));
+    ) -> Kept<R> {
+        let mut attempts = Attempts::new(seed);
+        let rail = match open() {
+            Ok(rail) => Some(Arc::new(rail)),
+            Err(why) => {
+                // Always news: whoever opens it says it.
+                attempts.failed(now, why);
+                None
+            }
+        };
         let state = State {
+            been: rail.is_some(),
             rail,
-            attempts: Attempts::new(seed),
+            attempts,
             exposed: None,
             past: Counts::default(),
             reopened: 0,
             stopping: false,
             unread: true,
         };
-        Ok(Kept { name, open: Box::new(open), state: Mutex::new(state), tending: AtomicBool::new(false) })
+        Kept { name, open: Box::new(open), state: Mutex::new(state), tending: AtomicBool::new(false) }
+    }
+
+    /// Why there is none now, as its device says it.
+    pub fn why(&self) -> Option<String> {
+        self.state().attempts.down.as_ref().map(|(why, _)| why.clone())
+    }
+
+    /// Whether it was there at some time: until then nobody is to be told of it.
+    pub fn has_been(&self) -> bool {
+        self.state().been
     }
 
     fn state(&self) -> MutexGuard<'_, State<R>> {
@@ -170,13 +190,15 @@ impl<R: Rail> Kept<R> {
         let Some(rail) = state.rail.take() else { return };
         tracing::error!(rail = self.name, %why, "a rail failed: its connections end, and its device is opened again");
         state.attempts.failed(now, why);
+        // Whoever asks while it is being stopped is not told that nothing is left: that is known when its queue pairs are gone.
+        let before = std::mem::replace(&mut state.unread, false);
         drop(state);
         let unread = rail.stop();
         let done = rail.counts();
         // What it has registered is given back before it is registered again.
         drop(rail);
         let mut state = self.state();
-        state.unread &= unread;
+        state.unread = before && unread;
         let past = &mut state.past;
         (past.sent, past.received, past.read) =
             (past.sent + done.sent, past.received + done.received, past.read + done.read);
@@ -204,7 +226,8 @@ impl<R: Rail> Kept<R> {
             Ok(rail) => {
                 tracing::info!(rail = self.name, "the rail is there again");
                 state.rail = Some(Arc::new(rail));
-                state.reopened += 1;
+                state.reopened += u64::from(state.been);
+                state.been = true;
                 state.attempts.opened(now);
             }
             Err(why) => {
@@ -228,6 +251,7 @@ impl<R: Rail> Kept<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     /// What devices do, as the tests want it.
     #[derive(Default)]
@@ -236,6 +260,8 @@ mod tests {
         refuses: Mutex<Option<String>>,
         /// In order: what was asked of it.
         log: Mutex<Vec<String>>,
+        /// Stopping says so here, and waits for the word to end.
+        slow: Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>,
     }
 
     struct Fake(Arc<Device>);
@@ -269,6 +295,10 @@ mod tests {
         }
         fn stop(&self) -> bool {
             self.0.note("stop");
+            if let Some((begun, end)) = &*self.0.slow.lock().unwrap() {
+                begun.send(()).unwrap();
+                end.recv().unwrap();
+            }
             true
         }
     }
@@ -282,7 +312,7 @@ mod tests {
     fn kept() -> (Arc<Device>, Kept<Fake>) {
         let device = Arc::<Device>::default();
         let opens = Arc::clone(&device);
-        let kept = Kept::open("rail 0".into(), 1, move || opens.open()).unwrap();
+        let kept = Kept::open("rail 0".into(), 1, Time(0), move || opens.open());
         kept.expose(&Arc::from([AtomicU64::new(7)]), 42).unwrap();
         assert_eq!(device.taken(), ["open", "expose 42"]);
         (device, kept)
@@ -326,6 +356,22 @@ mod tests {
     }
 
     #[test]
+    fn i3_a_stop_while_a_device_is_given_back_does_not_say_that_nothing_is_left() {
+        let (device, kept) = kept();
+        *device.broken.lock().unwrap() = Some("gone".into());
+        let ((begin, begun), (end, ended)) = (mpsc::channel(), mpsc::channel());
+        *device.slow.lock().unwrap() = Some((begin, ended));
+        std::thread::scope(|scope| {
+            scope.spawn(|| kept.tend(seconds(1)));
+            begun.recv().unwrap();
+            let said = kept.stop();
+            end.send(()).unwrap();
+            assert!(!said, "its queue pairs are not gone yet: a client can READ what they show");
+        });
+        assert!(kept.stop(), "now they are");
+    }
+
+    #[test]
     fn nothing_is_opened_after_a_stop() {
         let (device, kept) = kept();
         *device.broken.lock().unwrap() = Some("gone".into());
@@ -337,8 +383,25 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_opened_at_first_is_the_callers_to_say() {
-        let refused = Kept::<Fake>::open("rail 0".into(), 1, || Err("no such device".into()));
-        assert_eq!(refused.err().unwrap(), "no such device");
+    fn i10_a_device_that_cannot_be_had_at_first_is_tried_again_and_told_of_only_then() {
+        let device = Arc::<Device>::default();
+        *device.refuses.lock().unwrap() = Some("port 1 is not active".into());
+        let opens = Arc::clone(&device);
+        let kept = Kept::open("rail 0".into(), 1, Time(0), move || opens.open());
+        kept.expose(&Arc::from([AtomicU64::new(7)]), 42).unwrap();
+        assert_eq!(kept.why().as_deref(), Some("port 1 is not active"));
+        assert!(kept.trouble().is_some() && kept.now().is_none() && !kept.has_been());
+        for second in 0..10 {
+            kept.tend(seconds(second));
+        }
+        assert!(device.taken().len() > 2 && !kept.has_been());
+        *device.refuses.lock().unwrap() = None;
+        for second in 10..60 {
+            kept.tend(seconds(second));
+        }
+        assert_eq!(device.taken(), ["open", "expose 42"]);
+        assert!(kept.now().is_some() && kept.trouble().is_none() && kept.has_been());
+        assert_eq!(kept.reopened(), 0, "it was opened once");
+        assert!(kept.stop());
     }
 }

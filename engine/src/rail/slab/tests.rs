@@ -202,3 +202,34 @@ fn i9_a_slab_that_stops_drops_who_waits() {
     assert_eq!(slab.counters().held, 1 << 20, "what is in use stays");
     drop(held);
 }
+
+#[test]
+fn i9_a_read_that_the_kernel_does_not_take_at_once_is_tried_again_though_nobody_else_asks() {
+    let name = "i9_a_read_that_the_kernel_does_not_take_at_once_is_tried_again_though_nobody_else_asks";
+    let disk = disk(1 << 20);
+    let refusing = || {
+        Ring::new(RING_DEPTH).map(|mut ring| {
+            ring.refuses = 20;
+            ring
+        })
+    };
+    let slab = Slab::start_with("test", 2 << 20, Reading::Auto, refusing).unwrap();
+    if !slab.counters().io_uring {
+        return skip(name, "no io_uring here");
+    }
+    let (lent, sent) = ask(&slab, disk.piece(1, 0, 4096)).recv_timeout(LONG).unwrap();
+    assert!(sent.error.is_none() && sent.bytes == 4096, "{sent:?}");
+    assert!(lent.bytes()[..4096] == disk.all[..4096]);
+}
+
+#[test]
+fn where_io_uring_cannot_be_had_threads_read() {
+    let disk = disk(1 << 20);
+    let none = || Err(io::Error::from_raw_os_error(libc::EPERM));
+    let slab = Slab::start_with("test", 2 << 20, Reading::Auto, none).unwrap();
+    let (lent, sent) = ask(&slab, disk.piece(1, 0, 65536)).recv_timeout(LONG).unwrap();
+    assert!(sent.error.is_none() && sent.bytes == 65536, "{sent:?}");
+    assert!(lent.bytes()[..65536] == disk.all[..65536]);
+    assert!(!slab.counters().io_uring);
+    assert_eq!(slab.0.workers.len(), READ_THREADS);
+}

@@ -33,6 +33,13 @@ pub(super) struct Ring<T> {
     flying: HashMap<u64, Flying<T>>,
     next: u64,
     depth: usize,
+    /// Reads that the kernel has not been told of.
+    untold: usize,
+    /// Said once that it takes none.
+    said: bool,
+    /// So many times it takes none.
+    #[cfg(test)]
+    pub(super) refuses: usize,
 }
 
 impl<T> Ring<T> {
@@ -44,12 +51,26 @@ impl<T> Ring<T> {
         if !probe.is_supported(opcode::Read::CODE) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring without reads"));
         }
-        Ok(Ring { ring, flying: HashMap::new(), next: 0, depth: usize::from(depth) })
+        Ok(Ring {
+            ring,
+            flying: HashMap::new(),
+            next: 0,
+            depth: usize::from(depth),
+            untold: 0,
+            said: false,
+            #[cfg(test)]
+            refuses: 0,
+        })
     }
 
     /// Reads under way.
     pub(super) fn len(&self) -> usize {
         self.flying.len()
+    }
+
+    /// Whether there are reads of which the kernel has not been told: then it is to be tried again soon, whatever else happens.
+    pub(super) fn must_submit(&self) -> bool {
+        self.untold > 0
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -93,20 +114,36 @@ impl<T> Ring<T> {
             };
         }
         self.flying.insert(number, Flying { extent, _file: file, tag });
+        self.untold += 1;
         self.submit();
         Ok(())
     }
 
-    /// Tells the kernel of what it does not know yet. What it does not take now is tried again by the next call.
-    pub(super) fn submit(&self) {
-        if let Err(error) = self.ring.submit()
-            && !matches!(
-                error.kind(),
-                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy
-            )
-        {
-            tracing::error!(%error, "io_uring takes no reads");
+    /// Tells the kernel of what it does not know yet. What it does not take now is tried again by the next call: see
+    /// [`Ring::must_submit`].
+    pub(super) fn submit(&mut self) {
+        match self.told() {
+            Ok(taken) => self.untold = self.untold.saturating_sub(taken),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy
+                ) => {}
+            Err(error) if !self.said => {
+                self.said = true;
+                tracing::error!(%error, "io_uring takes no reads: it is tried again");
+            }
+            Err(_) => {}
         }
+    }
+
+    fn told(&mut self) -> io::Result<usize> {
+        #[cfg(test)]
+        if let Some(left) = self.refuses.checked_sub(1) {
+            self.refuses = left;
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        self.ring.submit()
     }
 
     /// A read that is over: its bytes stand still.

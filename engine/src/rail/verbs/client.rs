@@ -19,7 +19,7 @@ use crate::rail::pending::never_sent;
 use crate::rail::tcp::signal::{Deferred, Latch, lock, tell_late};
 use crate::rail::totals::{Totals, add};
 use crate::rail::{Cause, Counters, Event, Events, Hand, Handler, Look, Rail, Slots, State, Submission};
-use crate::verbs::{Access, DeviceEvent, Mr};
+use crate::verbs::{Access, DeviceEvent, Mr, WrId};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use railfs_proto::verbs::End;
 use std::net::IpAddr;
@@ -510,7 +510,8 @@ fn connect(shared: &Arc<Shared>) -> Result<Arc<Group>, String> {
         *opened = Some(open(shared)?);
     }
     let Some(open) = opened.as_ref().map(|open| &open.opened) else { return Err("the device is not open".into()) };
-    let generation = shared.generations.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+    let number = shared.generations.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+    let generation = WrId::generation(number.into());
     let plan = Plan {
         device: &open.device,
         bulk: usize::from(config.bulk_pairs),
@@ -548,6 +549,7 @@ fn connect(shared: &Arc<Shared>) -> Result<Arc<Group>, String> {
         cq: full.cq,
         buffers: full.buffers,
         pairs: full.pairs,
+        depth: full.depth,
         their_depth: theirs.depth,
         their_piece: theirs.piece,
         slots: theirs.slots.filter(|_| full.reads),

@@ -84,7 +84,7 @@ impl End {
 }
 
 fn id(kind: WrKind) -> WrId {
-    WrId { kind, pair: 0, slot: 0, generation: 1 }
+    WrId { kind, pair: 0, slot: 0, used: 0, generation: 1 }
 }
 
 /// Waits for one completion of this kind.

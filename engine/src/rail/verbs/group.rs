@@ -8,20 +8,20 @@
 //! * Completions of another generation are dropped and counted (I5).
 //! * Nobody is told anything under a lock.
 
+use super::PIECE;
 use super::credit::Credit;
 use super::faults::{self, Faults};
 use super::incoming::Answer;
 use super::link::{Item, Shared, State, Told, Ways, looks_place, receive_place};
 use super::looks::{self, Looks};
 use super::source::Source;
-use super::{DEPTH, PIECE};
 use crate::clock::{Clock, Time};
 use crate::memory::Arena;
 use crate::rail::liveness::{Action, Liveness};
 use crate::rail::pending::{Pending, refusal};
 use crate::rail::tcp::Limits;
 use crate::rail::tcp::signal::{Deferred, Latch, Running, Signal, lock, poll, tell_late};
-use crate::rail::totals::{Totals, add, subtract};
+use crate::rail::totals::{Totals, add, ended, subtract};
 use crate::rail::{Cause, Counters, Event, Events, Handler, Incoming, Lane, Look, Submission};
 use crate::verbs::{Buffers, Completion, Cq, DeviceEvent, Mr, Pd, Qp, Rts, Status, WrId, WrKind};
 use bytes::Bytes;
@@ -65,6 +65,8 @@ pub(super) struct Parts {
     pub(super) buffers: Buffers,
     /// Bulk first, the one for small messages last; receives are posted on each.
     pub(super) pairs: Vec<Qp<Rts>>,
+    /// So many.
+    pub(super) depth: u16,
     /// Of the other side.
     pub(super) their_depth: u32,
     pub(super) their_piece: u32,
@@ -89,8 +91,8 @@ pub(super) struct Group {
     deferred: Deferred,
     /// Requests on the bulk lane and on the small one.
     in_flight: [AtomicUsize; 2],
-    /// Which link the next request takes.
-    turn: AtomicUsize,
+    /// Which link the next request of a lane takes.
+    turn: [AtomicUsize; 2],
     /// Requests of the other side that the handler has, and bytes of replies that wait.
     pub(super) serving: AtomicUsize,
     pub(super) replying: AtomicU64,
@@ -147,16 +149,17 @@ impl Group {
         let count = parts.pairs.len();
         let faults = faults::of(&parts.name);
         let by_windows = parts.windows.is_some();
+        let (depth, soft) = (parts.depth, parts.soft);
         let link = |(index, pair): (usize, Qp<Rts>)| {
-            let windows = parts.windows.clone().map(|pd| (pd, super::prepare::windows_of(index + 1 == count)));
+            let windows = parts.windows.clone().map(|pd| (pd, super::prepare::windows_of(index + 1 == count, depth)));
             let liveness = Liveness::new(now, limits.suspect, limits.retire, limits.ping);
             // The lane's limit is counted by the group.
             let pending = Pending::new(limits.in_flight, liveness);
-            let credit = Credit::new(u32::from(DEPTH), parts.their_depth);
+            let credit = Credit::new(depth.into(), parts.their_depth);
             Link {
                 // At most MAX_PAIRS.
                 index: u8::try_from(index).unwrap_or(u8::MAX),
-                state: Mutex::new(State::new(pair, pending, credit, windows, Ways { opens, soft: parts.soft, faults })),
+                state: Mutex::new(State::new(pair, depth, pending, credit, windows, Ways { opens, soft, faults })),
                 silent: AtomicBool::new(false),
                 ready: AtomicBool::new(false),
             }
@@ -172,7 +175,7 @@ impl Group {
             cancelled: Mutex::default(),
             deferred: Deferred::new(),
             in_flight: Default::default(),
-            turn: AtomicUsize::new(0),
+            turn: Default::default(),
             serving: AtomicUsize::new(0),
             replying: AtomicU64::new(0),
             waiting: Mutex::default(),
@@ -242,7 +245,7 @@ impl Group {
         let lane = submission.lane;
         let links = self.links_of(lane);
         // In turn: fetches are of much the same size, and each queue pair is served by itself.
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % links.len().max(1);
+        let turn = self.turn[lane_index(lane)].fetch_add(1, Ordering::Relaxed) % links.len().max(1);
         let Some(link) = links.get(turn) else { return Err((submission, Cause::Down)) };
         let in_flight = &self.in_flight[lane_index(lane)];
         let limit = self.parts.limits.in_flight;
@@ -586,7 +589,7 @@ impl Group {
         silent: &dyn Fn(bool),
         ready: &dyn Fn(),
     ) -> Result<(), String> {
-        let WrId { kind, pair, slot, generation } = completion.id;
+        let WrId { kind, pair, slot, generation, .. } = completion.id;
         let index = usize::from(pair);
         let link = self.links.get(index).filter(|_| generation == self.parts.generation);
         let Some(link) = link else {
@@ -614,6 +617,7 @@ impl Group {
         let mut told = Told::default();
         let result = match kind {
             WrKind::Receive => {
+                let used = lock(&link.state).posted.received(completion.id)?;
                 let bytes = self.parts.buffers.take(receive_place(pair, slot), done.bytes as usize);
                 let alive = {
                     let mut state = lock(&link.state);
@@ -623,13 +627,14 @@ impl Group {
                 if alive == Some(Action::Alive) {
                     self.set_silent(link, false, silent);
                 }
-                self.repost(link, slot).and_then(|()| self.piece(index, &bytes, done.invalidated, &mut told))
+                self.repost(link, slot, used).and_then(|()| self.piece(index, &bytes, done.invalidated, &mut told))
             }
             WrKind::Send | WrKind::Invalidate | WrKind::Read => {
                 lock(&link.state).done(completion.id, &self.shared(index), &mut told)
             }
-            // Neither is signalled, unless it failed.
-            WrKind::Write | WrKind::Bind | WrKind::Marker | WrKind::Unknown => Ok(()),
+            // Not signalled, unless it failed.
+            WrKind::Write | WrKind::Bind => Ok(()),
+            WrKind::Marker | WrKind::Unknown => Err("the device says a completion of work that nobody posted".into()),
         };
         let is_ready = told.ready;
         self.tell(index, told);
@@ -640,9 +645,10 @@ impl Group {
     }
 
     /// Posts a receive again; its bytes were taken out.
-    fn repost(&self, link: &Link, slot: u16) -> Result<(), String> {
+    fn repost(&self, link: &Link, slot: u16, used: u16) -> Result<(), String> {
         let place = receive_place(link.index, slot);
-        let id = WrId { kind: WrKind::Receive, pair: link.index, slot, generation: self.parts.generation };
+        let kind = WrKind::Receive;
+        let id = WrId { kind, pair: link.index, slot, used, generation: self.parts.generation };
         let into = self.parts.buffers.mr().slice(place as u64, PIECE).ok_or("a receive has no room")?;
         let mut state = lock(&link.state);
         let Some(pair) = &mut state.pair else { return Err("the queue pair is gone".into()) };
@@ -662,8 +668,7 @@ impl Group {
             subtract(&totals.held_bytes, told.released_bytes);
         });
         self.note(&told);
-        let ended = usize::try_from(told.ended).unwrap_or(0);
-        self.in_flight[lane_index(self.lane_of(index))].fetch_sub(ended, Ordering::SeqCst);
+        ended(&self.in_flight[lane_index(self.lane_of(index))], usize::try_from(told.ended).unwrap_or(usize::MAX));
         for event in told.events {
             self.parts.events.event(event);
         }

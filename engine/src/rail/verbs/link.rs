@@ -10,7 +10,8 @@ use super::credit::Credit;
 use super::faults::Faults;
 use super::looks::{self, Looks};
 use super::offers::Offers;
-use super::{DEPTH, GRACE, PIECE};
+use super::posted::{Posted, Queue};
+use super::{DEPTH, GRACE, PIECE, QUEUED};
 use crate::clock::Time;
 use crate::memory::{Exposed, Fence, Fenced};
 use crate::rail::pending::{Entry, Pending};
@@ -76,14 +77,6 @@ impl Item {
     pub(super) fn cost(&self) -> u64 {
         if matches!(self.header.kind, FrameKind::Reply | FrameKind::Offer) { u64::from(self.header.bulk) } else { 0 }
     }
-}
-
-/// Work that was posted, in the queue's order.
-pub(super) struct Posted {
-    pub(super) kind: WrKind,
-    pub(super) slot: u16,
-    pub(super) requests: u32,
-    pub(super) source: Option<Lent>,
 }
 
 /// A landing that was given up.
@@ -155,6 +148,13 @@ pub(super) struct Shared<'a> {
     pub(super) now: Time,
 }
 
+impl Shared<'_> {
+    /// Names work on this link.
+    pub(super) fn id(&self, kind: WrKind, slot: u16, used: u16) -> WrId {
+        WrId { kind, pair: self.index, slot, used, generation: self.generation }
+    }
+}
+
 /// See the module.
 pub(super) struct State {
     pub(super) pair: Option<Qp<Rts>>,
@@ -166,9 +166,7 @@ pub(super) struct State {
     /// What a fault holds back, until when.
     later: VecDeque<(Time, Item)>,
     free_slots: Vec<u16>,
-    pub(super) posted: VecDeque<Posted>,
-    /// When the last of it was completed, or the first of it posted: since when the device owes us something.
-    pub(super) progress: Time,
+    pub(super) posted: Queue<Lent>,
     /// Bound to nothing.
     pub(super) windows: Vec<Window>,
     /// Windows that may still be made, in this domain.
@@ -196,14 +194,6 @@ pub(super) struct Ways {
     pub(super) faults: Faults,
 }
 
-/// Something was posted: from now on the device owes us a completion, if it did not already.
-pub(super) fn owed(all: &mut VecDeque<Posted>, progress: &mut Time, posted: Posted, now: Time) {
-    if all.is_empty() {
-        *progress = now;
-    }
-    all.push_back(posted);
-}
-
 /// Receives of link `index` lie before its send slots.
 fn place(index: u8, slot: u16, send: bool) -> usize {
     let slots = usize::from(DEPTH);
@@ -229,6 +219,7 @@ pub(super) fn receive_place(index: u8, slot: u16) -> usize {
 impl State {
     pub(super) fn new(
         pair: Qp<Rts>,
+        depth: u16,
         pending: Pending,
         credit: Credit,
         windows: Option<(Pd, usize)>,
@@ -242,9 +233,8 @@ impl State {
             serving: HashMap::new(),
             out: VecDeque::new(),
             later: VecDeque::new(),
-            free_slots: (0..DEPTH).rev().collect(),
-            posted: VecDeque::new(),
-            progress: Time::NEVER,
+            free_slots: (0..depth).rev().collect(),
+            posted: Queue::new(depth),
             windows: Vec::new(),
             use_windows: windows.is_some(),
             unmade: windows,
@@ -315,6 +305,18 @@ impl State {
 
     /// Posts what may be posted. An error ends the connection.
     pub(super) fn flush(&mut self, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
+        self.post_frames(shared, told)?;
+        // Beside our own requests, which have their own limit.
+        let (waiting, own) = (self.out.len(), self.pending.len());
+        if waiting > QUEUED + own {
+            return Err(format!(
+                "{waiting} frames wait to be sent, and the other side takes none: at most {QUEUED} may"
+            ));
+        }
+        Ok(())
+    }
+
+    fn post_frames(&mut self, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
         if self.out.is_empty() && self.credit.wants_to_tell() {
             self.out.push_back(Item::plain(FrameKind::Credit, shared.session, 0));
         }
@@ -356,7 +358,8 @@ impl State {
             let Some(from) = from.filter(|_| shared.buffers.fill(offset, &self.scratch)) else {
                 return Err(format!("a message of {length} bytes has no room in its slot"));
             };
-            let id = |kind| WrId { kind, pair: shared.index, slot, generation: shared.generation };
+            let used = self.posted.number();
+            let id = |kind| shared.id(kind, slot, used);
             let invalidate = front.invalidate.filter(|_| whole);
             let send = Work::Send { id: id(WrKind::Send), from, invalidate };
             let before = if first { std::mem::replace(&mut front.before, Before::Nothing) } else { Before::Nothing };
@@ -380,7 +383,7 @@ impl State {
             let requests = result.map_err(|error| {
                 // Whether the device took part of it is not known: the bytes stay until the pair is gone.
                 if let Some(source) = source.take() {
-                    self.posted.push_back(Posted { kind: WrKind::Send, slot, requests: 0, source: Some(source) });
+                    self.posted.keep(source);
                 }
                 error.to_string()
             });
@@ -389,8 +392,8 @@ impl State {
                 (None, Some(window)) => drop(self.bound.insert(front.header.id, window)),
                 (_, None) => {}
             }
-            let posted = Posted { kind: WrKind::Send, slot, requests: requests?, source };
-            owed(&mut self.posted, &mut self.progress, posted, shared.now);
+            let posted = Posted { kind: WrKind::Send, slot, used, requests: requests?, source };
+            self.posted.push(posted, shared.now);
             if whole {
                 told.sent_bulk += u64::from(front.header.carried);
                 told.replied += front.cost();
@@ -405,36 +408,30 @@ impl State {
 
     /// When the device has owed us a completion for `limit`.
     pub(super) fn completion_due(&self, limit: Duration) -> Time {
-        if self.posted.is_empty() { Time::NEVER } else { self.progress.after(limit) }
+        self.posted.due(limit)
     }
 
-    /// Whatever was posted up to this signalled work is done.
+    /// This signalled work is done, and what was posted with it. An error ends the connection: then nothing is given free before its
+    /// queue pair is gone.
     pub(super) fn done(&mut self, id: WrId, shared: &Shared<'_>, told: &mut Told) -> Result<(), String> {
-        self.progress = shared.now;
-        while let Some(posted) = self.posted.pop_front() {
-            if let Some(pair) = &mut self.pair {
-                pair.sent(posted.requests);
-            }
-            if posted.kind == WrKind::Send {
-                self.free_slots.push(posted.slot);
-            }
-            if posted.kind == id.kind && posted.slot == id.slot {
-                match id.kind {
-                    WrKind::Invalidate => self.invalidated(id.slot, told),
-                    WrKind::Read if id.slot < looks::PLACES => self.word(id.slot, shared, told),
-                    WrKind::Read => self.read(id.slot, shared, told),
-                    _ => {}
-                }
-                return self.flush(shared, told);
-            }
+        let posted = self.posted.done(id, shared.now)?;
+        if let Some(pair) = &mut self.pair {
+            pair.sent(posted.requests);
         }
-        Err(format!("a completion of {:?} {} that was not posted", id.kind, id.slot))
+        match id.kind {
+            WrKind::Send => self.free_slots.push(id.slot),
+            WrKind::Invalidate => self.invalidated(id.slot, told),
+            WrKind::Read if id.slot < looks::PLACES => self.word(id.slot, shared, told),
+            WrKind::Read => self.read(id.slot, shared, told),
+            _ => {}
+        }
+        self.flush(shared, told)
     }
 
     /// A READ was posted. Slots below [`looks::PLACES`] are those of words, the others those of bulk.
-    pub(super) fn read_posted(&mut self, slot: u16, now: Time) {
-        let posted = Posted { kind: WrKind::Read, slot, requests: 1, source: None };
-        owed(&mut self.posted, &mut self.progress, posted, now);
+    pub(super) fn read_posted(&mut self, id: WrId, now: Time) {
+        let WrId { kind, slot, used, .. } = id;
+        self.posted.push(Posted { kind, slot, used, requests: 1, source: None }, now);
     }
 
     /// Our own invalidation was completed with success: a fence.
@@ -457,13 +454,13 @@ impl State {
     fn invalidate(&mut self, window: Window, extent: Exposed, then: Then, shared: &Shared<'_>) -> Result<(), String> {
         let slot = self.next_invalidation;
         self.next_invalidation = slot.wrapping_add(1);
-        let id = WrId { kind: WrKind::Invalidate, pair: shared.index, slot, generation: shared.generation };
+        let used = self.posted.number();
+        let id = shared.id(WrKind::Invalidate, slot, used);
         let key = window.key();
         self.invalidating.push_back(Invalidating { slot, window, extent, then, since: shared.now });
         let Some(pair) = &mut self.pair else { return Err("the queue pair is gone".into()) };
         pair.post(&mut [Work::Invalidate { id, key }]).map_err(|error| error.to_string())?;
-        let posted = Posted { kind: WrKind::Invalidate, slot, requests: 1, source: None };
-        owed(&mut self.posted, &mut self.progress, posted, shared.now);
+        self.posted.push(Posted { kind: WrKind::Invalidate, slot, used, requests: 1, source: None }, shared.now);
         Ok(())
     }
 
@@ -477,6 +474,10 @@ impl State {
         told: &mut Told,
     ) -> Result<(), String> {
         let id = header.id;
+        if self.offers.reads(id) {
+            // It offered the answer, and that is being READ: there is no other.
+            return Err(format!("request {id} is answered twice"));
+        }
         let Some(entry) = self.pending.remove(id) else {
             told.stale += 1;
             return self.fence_comes(id, key, shared, told);
@@ -671,7 +672,7 @@ impl State {
         }
         self.offers.end(&mut remains);
         remains.unfinished = self.posted.len();
-        remains.sources.extend(self.posted.drain(..).filter_map(|posted| posted.source));
+        remains.sources = self.posted.end();
         remains
     }
 }

@@ -20,7 +20,7 @@ use crate::rail::tcp::Admit;
 use crate::rail::tcp::listener::NUMBERS;
 use crate::rail::tcp::signal::{Latch, lock};
 use crate::rail::totals::{Totals, add};
-use crate::verbs::{Access, Mr};
+use crate::verbs::{Access, Mr, WrId};
 use railfs_proto::v1::{self, Code, Outcome, VerbsEnd};
 use railfs_proto::verbs::{End, SlotArray};
 use std::collections::HashMap;
@@ -317,7 +317,7 @@ impl Shared {
         let joined = self.admit.join(&join, peer)?;
         let number = NUMBERS.fetch_add(2, Ordering::Relaxed);
         // Enough to tell completions of this connection from any other's.
-        let generation = u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0);
+        let generation = WrId::generation(number);
         let pulled = self.pulled.as_ref().map(|(mr, _)| mr);
         let plan = Plan {
             device: &self.device,
@@ -356,6 +356,7 @@ impl Shared {
             cq: full.cq,
             buffers: full.buffers,
             pairs: full.pairs,
+            depth: full.depth,
             their_depth: theirs.depth,
             their_piece: theirs.piece,
             slots: None,

@@ -135,12 +135,14 @@ impl State {
         if (pair.room() as usize) < plan.len() {
             return Err(Cause::Refused("the queue pair has no room for more work".into()));
         }
-        let id = |slot| WrId { kind: WrKind::Read, pair: shared.index, slot, generation: shared.generation };
+        let ids: Vec<WrId> =
+            plan.iter().map(|(slot, _)| shared.id(WrKind::Read, *slot, self.posted.number())).collect();
         let into = |slot: u16| -> Option<Slice> { shared.buffers.mr().slice(looks.place(slot) as u64, 8) };
         let key = looks.slots.key;
-        let work = plan
+        let work = ids
             .iter()
-            .map(|(slot, address)| into(*slot).map(|into| Work::Read { id: id(*slot), into, address: *address, key }));
+            .zip(&plan)
+            .map(|(id, (slot, address))| into(*slot).map(|into| Work::Read { id: *id, into, address: *address, key }));
         let Some(mut work) = work.collect::<Option<Vec<_>>>() else {
             return Err(Cause::Refused("a word has no room to land in".into()));
         };
@@ -152,8 +154,8 @@ impl State {
         if let Err(error) = pair.post(&mut work) {
             return Ok(Err(error.to_string()));
         }
-        for (slot, _) in plan {
-            self.read_posted(slot, shared.now);
+        for id in ids {
+            self.read_posted(id, shared.now);
         }
         Ok(Ok(()))
     }

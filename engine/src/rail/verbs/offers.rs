@@ -13,7 +13,7 @@ use super::{OFFERED, READS};
 use crate::clock::Time;
 use crate::memory::{Exposed, Fenced};
 use crate::rail::{Event, Hand, land};
-use crate::verbs::{Slice, Window, Work, WrId, WrKind};
+use crate::verbs::{Slice, Window, Work, WrKind};
 use bytes::Bytes;
 use railfs_proto::verbs::{FrameKind, Header};
 use std::collections::{HashMap, VecDeque};
@@ -64,6 +64,11 @@ impl Offers {
         let slot = (from..=u16::MAX).chain(PLACES..from).find(|slot| !self.reading.contains_key(slot))?;
         self.next = slot.wrapping_add(1);
         Some(slot)
+    }
+
+    /// Whether what this request was offered is READ, or will be.
+    pub(super) fn reads(&self, id: u64) -> bool {
+        self.reading.values().any(|reading| reading.id == id)
     }
 
     /// When to look again.
@@ -146,12 +151,13 @@ impl State {
             let Some(pair) = self.pair.as_mut().filter(|pair| pair.room() > 0) else { return Ok(()) };
             let Some(slot) = self.offers.waiting.pop_front() else { return Ok(()) };
             let Some(reading) = self.offers.reading.get(&slot) else { continue };
-            let id = WrId { kind: WrKind::Read, pair: shared.index, slot, generation: shared.generation };
+            let used = self.posted.number();
+            let id = shared.id(WrKind::Read, slot, used);
             let (into, address, key) = (reading.into, reading.address, reading.key);
             // Counted first: should it fail, part of it may be under way.
             self.offers.under_way += 1;
             pair.post(&mut [Work::Read { id, into, address, key }]).map_err(|error| error.to_string())?;
-            self.read_posted(slot, shared.now);
+            self.read_posted(id, shared.now);
         }
         Ok(())
     }
@@ -165,11 +171,11 @@ impl State {
         let Reading { id, extent, message, given_up, .. } = reading;
         // Proved: the READ that wrote there is completed.
         let extent = fence(extent, told);
-        if given_up {
+        // Nobody is answered twice, whatever became of the request meanwhile.
+        if given_up || self.pending.remove(id).is_none() {
             told.events.extend(extent.map(|extent| Event::Released { id, extent }));
             return;
         }
-        self.pending.remove(id);
         told.received += u64::from(bulk);
         told.read += u64::from(bulk);
         told.ended += 1;

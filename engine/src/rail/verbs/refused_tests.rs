@@ -14,6 +14,8 @@ use crate::verbs::fake::{Fake, Kind};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use railfs_proto::v1::{Code, JoinRequest, Outcome, VerbsEnd, VerbsPair};
+use railfs_proto::verbs::{FrameKind, decode};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -134,6 +136,29 @@ fn i10_a_post_that_the_device_refuses_fails_the_request_at_once_and_its_memory_c
     stand.fake.refuse_posts.store(false, Ordering::SeqCst);
     stand.up();
     assert!(stand.fake.pairs() >= pairs + 3);
+    stand.rail.close();
+}
+
+#[test]
+fn bulk_takes_turns_over_its_queue_pairs_whatever_small_requests_do() {
+    let stand = stand(Limits { completion: LONG, ..Limits::default() });
+    stand.up();
+    let deadline: Time = stand.clock.now().after(LONG);
+    for id in 0..16 {
+        let lane = if id % 2 == 0 { Lane::Bulk } else { Lane::Small };
+        let message = Bytes::from_static(b"request");
+        stand.rail.submit(Submission { id, lane, message, landing: None, deadline });
+    }
+    // A submitter posts by itself.
+    let requests = stand.fake.sent().into_iter().filter(|sent| {
+        let header = decode(&sent.bytes).ok().and_then(|piece| piece.header);
+        header.is_some_and(|header| header.kind == FrameKind::Request)
+    });
+    let mut of_pair = BTreeMap::new();
+    for sent in requests {
+        *of_pair.entry(sent.pair).or_insert(0) += 1;
+    }
+    assert_eq!(of_pair.into_values().collect::<Vec<_>>(), [4, 4, 8]);
     stand.rail.close();
 }
 

@@ -94,6 +94,7 @@ pub(super) fn verdict(
 impl Drop for Watch {
     fn drop(&mut self) {
         self.stop.raise();
+        // Whoever is told may have had the last hand on what keeps this: then it is the thread itself, and does not wait.
         if !self.latch.wait(Duration::from_secs(1)) {
             tracing::error!("a thread that reads device events has not ended; it is left behind");
         }
@@ -103,6 +104,27 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::fake::Fake;
+    use std::sync::{Mutex, mpsc};
+    use std::time::Instant;
+
+    #[test]
+    fn a_watch_that_its_own_thread_drops_does_not_wait_for_itself() {
+        let (context, fake) = Fake::open("fake0", "10.9.0.2".parse().unwrap(), &Arc::default());
+        let kept = Arc::<Mutex<Option<Watch>>>::default();
+        let (of_thread, (send, took)) = (kept.clone(), mpsc::channel());
+        let watch = Watch::start(&context, move |_| {
+            let begun = Instant::now();
+            drop(of_thread.lock().unwrap().take());
+            send.send(begun.elapsed()).unwrap();
+        });
+        let mut place = kept.lock().unwrap();
+        *place = Some(watch.unwrap());
+        fake.overflow_of(0);
+        drop(place);
+        let took = took.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(took < Duration::from_millis(900), "{took:?}");
+    }
 
     #[test]
     fn i10_what_a_device_says_ends_the_rails_that_it_is_about_at_once() {
