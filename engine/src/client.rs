@@ -207,6 +207,8 @@ pub struct ListQuery {
     pub after: Vec<u8>,
     /// Entries at most (0: the server's default).
     pub limit: u32,
+    /// Less time than the client's limit for such calls, where the caller has less.
+    pub within: Option<Duration>,
 }
 
 /// Where the bytes of a put come from. Called from several threads.
@@ -443,10 +445,11 @@ impl Client {
 
     /// One page of a list. `NotFound` when nobody ever wrote to the namespace.
     pub fn list(&self, query: ListQuery, done: Done<Listing>) {
-        self.call(done, move |control| async move { control.list(&query).await });
+        let limit = query.within.unwrap_or(Duration::MAX).min(self.config.metadata_deadline);
+        self.call(done, limit, move |control| async move { control.list(&query).await });
     }
 
-    fn call<T, F>(&self, done: Done<T>, run: impl FnOnce(Arc<Control>) -> F + Send + 'static)
+    fn call<T, F>(&self, done: Done<T>, limit: Duration, run: impl FnOnce(Arc<Control>) -> F + Send + 'static)
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
@@ -455,7 +458,7 @@ impl Client {
             return done(Err(Error::Closed));
         }
         let control = self.control.clone();
-        let (began, limit) = control.begin(self.config.metadata_deadline);
+        let (began, limit) = control.begin(limit);
         self.handle.spawn(async move {
             let result = tokio::time::timeout(limit, run(control.clone())).await;
             let late =
@@ -545,7 +548,7 @@ impl Client {
 
     /// The server's account without blocking (for statfs).
     pub fn server_status_then(&self, done: Done<railfs_proto::v1::StatusReply>) {
-        self.call(done, |control| async move { control.status().await });
+        self.call(done, self.config.metadata_deadline, |control| async move { control.status().await });
     }
 
     /// This client's account. Never blocks on the network.

@@ -228,7 +228,7 @@ impl Control {
         match tokio::time::timeout(limit, said).await {
             Ok(Ok(_)) => {}
             // It ends there by itself, after a while.
-            Ok(Err(status)) => tracing::debug!(%status, "good-bye"),
+            Ok(Err(status)) => tracing::debug!(status = %dial::causes(&status), "good-bye"),
             Err(_) => tracing::debug!(?limit, "no answer to good-bye"),
         }
     }

@@ -6,19 +6,20 @@
 
 mod answer;
 mod begin;
+mod given;
 
 pub use begin::put;
 
 use crate::client::Source;
 use crate::rail::{Bulk, Handler, Incoming, Replier};
 use answer::{Job, Queue};
+use given::Given;
 use prost::Message;
 use railfs_proto::descriptor::Descriptor;
 use railfs_proto::limits::MAX_EXTENT;
 use railfs_proto::reply::Refusal;
 use railfs_proto::v1::{self, Code, rail_request};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -40,15 +41,17 @@ struct Entry {
     descriptor: Descriptor,
     incarnation: u64,
     progress: Mutex<Instant>,
-    served: AtomicU64,
+    given: Mutex<Given>,
     /// What the source said when it failed.
     error: Mutex<Option<String>>,
 }
 
 impl Entry {
-    fn progressed(&self, bytes: u64) {
-        self.served.fetch_add(bytes, Ordering::Relaxed);
-        *lock(&self.progress) = Instant::now();
+    /// Bytes have gone out. Only those that had not before are progress: a server may pull again, and not for ever.
+    fn progressed(&self, offset: u64, bytes: u64) {
+        if lock(&self.given).add(offset, bytes) {
+            *lock(&self.progress) = Instant::now();
+        }
     }
 }
 

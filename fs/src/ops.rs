@@ -56,6 +56,8 @@ pub struct Settings {
     pub metadata_ttl: Duration,
     /// Seconds and nanoseconds since 1970: the root's time until the store has told one.
     pub mounted_at: (i64, u32),
+    /// How long one READDIR may take, over all the pages that it asks for.
+    pub list_limit: Duration,
 }
 
 /// An answer that names an inode.
@@ -222,13 +224,14 @@ impl FileSystem {
             reply(match found {
                 Ok(Found::Object(object)) => {
                     let facts = Facts::of_object(&object);
-                    shared.inodes.remember_file(&key, facts, Some(object));
                     let settings = &shared.settings;
-                    Ok(Entry {
+                    let entry = Entry {
                         attr: attr::file(facts, settings.owner),
                         attr_ttl: shared.file_ttl(),
                         entry_ttl: settings.entry_ttl,
-                    })
+                    };
+                    let remembered = shared.inodes.remember_file(&key, facts, Some(object));
+                    remembered.map(|_| entry).map_err(|other| shared.fail("lookup", &key, &listing::lie(&other)))
                 }
                 Ok(Found::Directory(seconds, nanoseconds)) => {
                     shared.inodes.note_gone(&key);
@@ -519,7 +522,8 @@ impl Shared {
 
     fn query(&self, directory: Option<&Key>, after: Vec<u8>, limit: u32) -> ListQuery {
         let prefix = directory.map(Key::below).unwrap_or_default();
-        ListQuery { namespace: self.settings.namespace.as_str().to_owned(), prefix, delimited: true, after, limit }
+        let namespace = self.settings.namespace.as_str().to_owned();
+        ListQuery { namespace, prefix, delimited: true, after, limit, within: None }
     }
 
     fn note_mtime(&self, mtime: (i64, u32)) {

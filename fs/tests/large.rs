@@ -65,6 +65,7 @@ fn s30_offsets_around_2_31_and_2_32_and_one_read_and_one_sendfile_beyond_2_gib()
         entry_ttl: Duration::from_secs(1),
         metadata_ttl: Duration::from_secs(1),
         mounted_at: (0, 0),
+        list_limit: railfs_proto::limits::METADATA_DEADLINE,
     };
     let fs = FileSystem::new(fake.clone(), settings, Box::new(move || clock.now()));
     let (send, ended) = channel();

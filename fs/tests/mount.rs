@@ -86,6 +86,7 @@ impl Mounted {
             entry_ttl: Duration::from_secs(1),
             metadata_ttl: Duration::from_secs(1),
             mounted_at: (0, 0),
+            list_limit: railfs_proto::limits::METADATA_DEADLINE,
         };
         let fs = FileSystem::new(fake.clone(), settings, Box::new(move || clock.now()));
         let (send, ended) = channel();

@@ -317,7 +317,7 @@ fn address(what: &'static str, text: &str) -> Result<SocketAddr, HelloError> {
 }
 
 /// A peer's text for people: at most `limit` bytes of it, escaped.
-pub(crate) fn shown(text: &str, limit: usize) -> String {
+pub fn shown(text: &str, limit: usize) -> String {
     Escaped(&text.as_bytes()[..text.floor_char_boundary(limit)]).to_string()
 }
 

@@ -18,6 +18,7 @@ pub mod name;
 pub mod pin;
 pub mod reply;
 pub mod slot;
+pub mod status;
 pub mod units;
 pub mod url;
 pub mod verbs;

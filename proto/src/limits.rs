@@ -20,6 +20,11 @@ pub const MAX_EXTENT: u32 = 1 << 20;
 pub const LAST_UNUSED_VERSION: u64 = 1024;
 /// Versions fit 63 bits; bit 63 marks directories' inode numbers.
 pub const MAX_VERSION: u64 = (1 << 63) - 1;
+/// A list's page, and a message of a watch, is ended where its entries reach this many bytes.
+pub const PAGE_BYTES: usize = 1 << 20;
+/// Largest message of a server that a client takes on its control connection, bytes: a page, and its last entry with the
+/// longest key and the longest descriptor.
+pub const MAX_CONTROL_REPLY: usize = PAGE_BYTES + (512 << 10);
 /// Largest message of a rail frame, bytes.
 pub const MAX_RAIL_MESSAGE: u32 = 64 << 10;
 /// Longest key, bytes.
@@ -52,6 +57,8 @@ pub const MAX_SOFTWARE: usize = 255;
 pub const MAX_REFUSAL: usize = 1024;
 /// Most entries in one page of a list.
 pub const MAX_LIST: u32 = 4096;
+/// Most stripe directories, counters and lines of what is degraded that a status may have.
+pub const MAX_STATUS: usize = 4096;
 /// Most changes in one message of a watch.
 pub const MAX_WATCH: usize = 4096;
 /// Most proofs in one check frame.

@@ -110,6 +110,9 @@ pub enum ReplyError {
     /// See the message.
     #[error("list: the cursor for the next page '{0}' lies before the end of this one, or is too long")]
     Cursor(String),
+    /// See the message.
+    #[error("list: a page without entries says that more follow it")]
+    EmptyPage,
 }
 
 /// A point in time, since 1970.
@@ -228,7 +231,7 @@ impl ListEntry {
 pub struct ListPage {
     /// In strictly rising order of [`ListEntry::sort_key`].
     pub entries: Vec<ListEntry>,
-    /// `after` of the next request; `None` at the end. Greater than this request's.
+    /// `after` of the next request; `None` at the end. Greater than this request's; a page that has one has entries.
     pub next_after: Option<Bytes>,
     /// The namespace's last commit.
     pub mtime: Time,
@@ -280,8 +283,11 @@ pub fn check_list_reply(request: &v1::ListRequest, reply: &v1::ListReply) -> Res
     }
     let next_after = reply.more.then(|| reply.next_after.clone());
     if let Some(cursor) = &next_after {
-        let advances = if entries.is_empty() { *cursor > request.after } else { *cursor >= last };
-        if !advances || cursor.len() > MAX_KEY + 1 {
+        // Whoever follows such pages would follow them for ever.
+        if entries.is_empty() {
+            return Err(ReplyError::EmptyPage);
+        }
+        if *cursor < last || cursor.len() > MAX_KEY + 1 {
             return Err(ReplyError::Cursor(Escaped(cut(cursor)).to_string()));
         }
     }

@@ -96,6 +96,18 @@ proptest! {
     }
 
     #[test]
+    fn i9_a_page_without_entries_that_says_more_follow_is_refused(after in "[a-y]{0,9}") {
+        let request = v1::ListRequest { after: after.clone().into_bytes().into(), ..Default::default() };
+        let next = [after.as_bytes(), b"z"].concat();
+        let endless = v1::ListReply {
+            outcome: Some(ok_outcome()), more: true, next_after: next.into(), ..Default::default()
+        };
+        prop_assert_eq!(check_list_reply(&request, &endless), Err(ReplyError::EmptyPage));
+        let end = v1::ListReply { more: false, ..endless };
+        prop_assert!(check_list_reply(&request, &end).is_ok());
+    }
+
+    #[test]
     fn a_list_that_is_wrong_is_refused(keys in key_lists(), delimited in any::<bool>(), descriptor in descriptors()) {
         let request = v1::ListRequest { delimited, ..Default::default() };
         let right = list(&keys, &descriptor, &request);
@@ -237,4 +249,37 @@ fn each_proof_of_a_check_is_answered() {
     assert_eq!(check_pull_reply(&pull, &answer, 5000, 4096), Ok(vec![1, 2]));
     assert!(check_pull_reply(&pull, &answer, 4999, 4096).is_err());
     assert!(check_pull_reply(&pull, &v1::PullReply { put: 2, ..answer }, 5000, 4096).is_err());
+}
+
+#[test]
+fn i6_the_longest_page_that_is_legal_fits_what_a_client_takes() {
+    let node = "n".repeat(crate::limits::MAX_NODE_NAME);
+    let replica = crate::descriptor::Replica { node, directory: crate::descriptor::Id([255; 16]) };
+    let width = crate::limits::MAX_WIDTH;
+    let (page, size) = (crate::limits::MIN_PAGE, crate::limits::MAX_OBJECT);
+    let descriptor = Descriptor {
+        version: crate::limits::MAX_VERSION,
+        attributes: crate::descriptor::Attributes {
+            mode: 0o777,
+            mtime_seconds: i64::MIN,
+            mtime_nanoseconds: 999_999_999,
+            owner: None,
+        },
+        striping: crate::layout::Striping::new(size, page, crate::limits::MAX_STRIPE, width).unwrap(),
+        components: vec![vec![replica]; width as usize],
+    };
+    let key = vec![b'k'; MAX_KEY].into();
+    let entry = v1::ListEntry { key, directory: false, descriptor: Some(descriptor.to_message()) };
+    let change = v1::Change {
+        sequence: u64::MAX,
+        key: entry.key.clone(),
+        descriptor: entry.descriptor.clone(),
+        ..Default::default()
+    };
+    // Outcome, cursor and times beside them.
+    let more = 2 * MAX_KEY + MAX_REFUSAL;
+    for longest in [entry.encoded_len(), change.encoded_len()] {
+        let page = crate::limits::PAGE_BYTES + longest + more;
+        assert!(page <= crate::limits::MAX_CONTROL_REPLY, "{page} bytes, of which the longest entry {longest}");
+    }
 }

@@ -9,6 +9,7 @@ pub mod caller;
 pub mod handshake;
 pub mod incoming;
 pub mod list;
+pub mod seats;
 pub mod sessions;
 pub mod watch;
 
@@ -284,7 +285,10 @@ impl control_server::Control for ControlService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let caller = Caller::of(&request);
         let mut requests = request.into_inner();
-        let first = requests.message().await?.ok_or_else(|| Status::invalid_argument("a watch without a request"))?;
+        // Its seat is taken afterwards only: until then it waits, and not for ever.
+        let first = tokio::time::timeout(seats::BEGIN, requests.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("a watch whose request does not come"))??;
+        let first = first.ok_or_else(|| Status::invalid_argument("a watch without a request"))?;
         let (out, replies) = watch::channel();
         if let Err(refusal) = self.begin_watch(caller, &first, requests, out.clone()) {
             let reply = v1::WatchReply { outcome: Some(refusal.to_outcome()), ..Default::default() };

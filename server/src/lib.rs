@@ -19,5 +19,6 @@ pub mod node;
 pub mod put;
 pub mod reload;
 pub mod replace;
+pub mod scarce;
 pub mod serve;
 pub mod store;

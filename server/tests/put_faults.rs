@@ -418,3 +418,60 @@ fn a_full_directory_is_named_and_what_was_written_is_freed() {
     server.assert_quiet();
     drop((client, server));
 }
+
+/// No descriptor is left to this process for as long as it lives.
+struct Spent {
+    limit: rustix::process::Rlimit,
+    held: Vec<std::fs::File>,
+}
+
+impl Spent {
+    fn all() -> Spent {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(512), maximum: limit.maximum }).unwrap();
+        let held = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+        Spent { limit, held }
+    }
+}
+
+impl Drop for Spent {
+    fn drop(&mut self) {
+        self.held.clear();
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, self.limit).unwrap();
+    }
+}
+
+#[test]
+fn i11_without_descriptors_no_directory_is_suspect_and_no_object_damaged() {
+    let server = TestServer::start(3, 1, "");
+    let client = TestClient::connect(&server);
+    let bytes = pattern(100_000, 1);
+    client.put("a", &bytes).unwrap();
+    let (descriptor, proof) = client.object("a");
+    let begin = BeginPut {
+        name: name("b"),
+        attributes: options().attributes,
+        size: 100_000,
+        stripe_size: 0,
+        page_size: 0,
+        width: 0,
+    };
+    {
+        let _none = Spent::all();
+        let refused = client.runtime.block_on(client.control.begin_put(&begin)).unwrap_err();
+        assert!(
+            matches!(refused, Error::Unreachable { .. }) && refused.to_string().contains("LimitNOFILE"),
+            "{refused}"
+        );
+        let refused = client.try_get(&descriptor, &proof).unwrap_err();
+        assert!(refused.contains("LimitNOFILE"), "{refused}");
+    }
+    assert!(server.server().node.health.is_well(), "{:?}", server.server().node.health.all().collect::<Vec<_>>());
+    assert_eq!(server.counter("fetches_damaged"), 0);
+    assert!(client.get(&descriptor, &proof) == bytes);
+    client.put("b", &bytes).unwrap();
+    assert!(client.read("b") == bytes);
+    client.assert_quiet();
+    server.assert_quiet();
+}

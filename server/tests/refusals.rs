@@ -340,3 +340,29 @@ fn another_store_at_the_address_is_named() {
     let said = runtime.block_on(control.connect()).unwrap_err().to_string();
     assert!(said.contains(&port.to_string()) && said.contains("127.0.0.1:1:"), "{said}");
 }
+
+#[test]
+fn i9_control_connections_and_watches_that_do_not_begin_end() {
+    let server = TestServer::start(1, 1, "");
+    let client = TestClient::connect(&server);
+    // Not a byte of what every client says first, and all of it but the last.
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    for said in [&b""[..], &preface[..23]] {
+        let mut silent = TcpStream::connect(server.control()).unwrap();
+        silent.set_read_timeout(Some(LONG)).unwrap();
+        silent.write_all(said).unwrap();
+        // By an end or a reset: a server that waits on is an error of the time-out's kind.
+        let ended = silent.read_to_end(&mut Vec::new()).map_err(|error| error.kind());
+        assert!(!matches!(ended, Err(std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)), "{ended:?}");
+    }
+    let address = format!("http://{}", server.control());
+    let watched = client.runtime.block_on(async {
+        let channel = tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+        let nothing = tokio_stream::pending::<v1::WatchRequest>();
+        tokio::time::timeout(LONG, ControlClient::new(channel).watch(nothing)).await
+    });
+    let refused = watched.expect("it waits for ever").unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused}");
+    client.put("a", &pattern(1000, 1)).unwrap();
+    client.assert_quiet();
+}

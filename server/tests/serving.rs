@@ -311,6 +311,7 @@ fn lists_are_paged_folded_and_complete() {
                 delimited,
                 after,
                 limit,
+                within: None,
             };
             let page = client.runtime.block_on(client.control.list(&query)).unwrap();
             for entry in page.entries {
@@ -329,6 +330,7 @@ fn lists_are_paged_folded_and_complete() {
         delimited: true,
         after: vec![],
         limit: 0,
+        within: None,
     }));
     assert!(matches!(missing, Err(Error::NotFound(_))));
     for key in ["a", "b/1", "b/2", "b/c/3", "b-", "z"] {

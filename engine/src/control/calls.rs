@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use railfs_proto::descriptor::{Attributes, Descriptor};
 use railfs_proto::name::ObjectName;
 use railfs_proto::reply::{self, Lookup, check_begin_put_reply, check_list_reply, check_outcome};
+use railfs_proto::status::check_status_reply;
 use railfs_proto::v1::control_client::ControlClient;
 use railfs_proto::v1::{self, Code};
 use std::sync::Arc;
@@ -59,7 +60,7 @@ pub enum CommitFailure {
 }
 
 /// Whether the call may not have reached the server, or another connection may do better.
-fn is_transport(status: &Status) -> bool {
+pub(super) fn is_transport(status: &Status) -> bool {
     use tonic::Code as C;
     matches!(status.code(), C::Unavailable | C::Unknown | C::Cancelled | C::Internal | C::DeadlineExceeded)
 }
@@ -318,7 +319,6 @@ impl Control {
                 |reply: &v1::StatusReply| reply.outcome.as_ref(),
             )
             .await?;
-        check_outcome(reply.outcome.as_ref()).map_err(|refusal| error_of(&refusal, &link.address, 0))?;
-        Ok(reply)
+        check_status_reply(reply).map_err(|error| reply_error(&error, &link.address))
     }
 }

@@ -8,6 +8,7 @@ use crate::tls::Files;
 use bytes::Bytes;
 use railfs_proto::descriptor::Id;
 use railfs_proto::hello::{Hello, HelloError};
+use railfs_proto::limits::MAX_CONTROL_REPLY;
 use railfs_proto::v1::{self, control_client::ControlClient};
 use railfs_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use std::sync::Arc;
@@ -79,7 +80,8 @@ impl Attempt {
         let channel = timeout(deadline, dial::channel(&address, &named, files.as_ref(), deadline)).await;
         let late =
             |_| Error::Unreachable { peer: address.clone(), detail: format!("no connection within {deadline:?}") };
-        let mut client = ControlClient::new(channel.map_err(late)??);
+        let client = ControlClient::new(channel.map_err(late)??);
+        let mut client = client.max_decoding_message_size(MAX_CONTROL_REPLY);
         let hello = say_hello(&mut client, &address, files.as_ref(), &request, end).await?;
         Ok((address, client, hello))
     }

@@ -85,7 +85,7 @@ fn endpoint(address: &str, deadline: Duration) -> Result<Endpoint> {
         .keep_alive_while_idle(true))
 }
 
-/// The whole chain of causes: tonic's own words say little.
+/// The whole chain of causes: tonic's own words say little. Those of the other side are shown as a literal, and so escaped.
 pub(super) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -4,6 +4,7 @@
 //! caller that is slow is found out by the server, and nothing piles up on either side. A watch belongs to one connection:
 //! when that breaks, the caller begins another where the last page said to go on.
 
+use super::calls::is_transport;
 use super::dial::causes;
 use super::outcome::error_of;
 use super::{Control, Link};
@@ -83,7 +84,14 @@ impl Watching {
         let reply = match self.replies.message().await {
             Ok(Some(reply)) => reply,
             Ok(None) => return Err(Failed::Connection(unreachable("the watch ended without a word".to_owned()))),
-            Err(status) => return Err(Failed::Connection(unreachable(causes(&status)))),
+            Err(status) if is_transport(&status) => {
+                return Err(Failed::Connection(unreachable(causes(&status))));
+            }
+            // Such as a message that is too large: another connection brings no better one.
+            Err(status) => {
+                let detail = format!("watch: {}", causes(&status));
+                return Err(Failed::Final(Error::BadAnswer { peer: self.peer.clone(), detail }));
+            }
         };
         let page = check_watch_reply(&self.query.prefix, self.query.from, &reply);
         let page = page.map_err(|error| match error {

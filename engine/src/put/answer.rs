@@ -169,7 +169,7 @@ fn answer(job: Job, share: Share) {
     let message: Bytes = reply.encode_to_vec().into();
     let entry = Arc::clone(entry);
     let sent = move |sent: crate::rail::Sent| {
-        entry.progressed(sent.bytes.into());
+        entry.progressed(pull.offset, sent.bytes.into());
         drop(share);
         message
     };

@@ -6,7 +6,6 @@ use crate::control::{BeginPut, Begun, CommitFailure, Control};
 use crate::error::{Error, Result};
 use railfs_proto::limits::PUT_IDLE;
 use railfs_proto::name::ObjectName;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -83,7 +82,7 @@ pub async fn put(
             descriptor: begun.descriptor.clone(),
             incarnation: begun.session.incarnation,
             progress: Mutex::new(Instant::now()),
-            served: AtomicU64::new(0),
+            given: Mutex::default(),
             error: Mutex::default(),
         });
         let registered = puts.register(begun.put, Arc::clone(&entry));
@@ -135,7 +134,7 @@ async fn commit(
         let idle = async {
             loop {
                 sleep(LOOK).await;
-                let all = entry.served.load(std::sync::atomic::Ordering::Relaxed) >= size;
+                let all = lock(&entry.given).bytes() >= size;
                 let limit = if all { PUT_IDLE + SEALING } else { PUT_IDLE };
                 if lock(&entry.progress).elapsed() >= limit {
                     return limit;

@@ -40,7 +40,7 @@ fn entry(version: u64) -> Arc<Entry> {
         descriptor,
         incarnation: 3,
         progress: Mutex::new(Instant::now()),
-        served: AtomicU64::new(0),
+        given: Mutex::default(),
         error: Mutex::default(),
     })
 }
@@ -94,6 +94,27 @@ fn i6_replies_that_are_not_sent_yet_stay_within_their_budget_and_puts_take_turns
     assert_eq!((answered, seen, puts.in_flight()), (41, true, 0));
     drop((first, second));
     assert!(puts.is_empty());
+    puts.close();
+}
+
+#[test]
+fn i9_only_bytes_that_were_not_pulled_before_are_progress() {
+    let puts = Puts::new();
+    let (sender, receiver) = channel();
+    let put = entry(2001);
+    let registered = puts.register(2001, Arc::clone(&put)).unwrap();
+    let give = |offset| {
+        pull(&puts, &sender, 2001, offset, 1 << 20);
+        assert_eq!(outcome(next(&receiver)), Code::Ok);
+        *lock(&put.progress)
+    };
+    let first = give(0);
+    assert_eq!(give(0), first, "the same bytes again");
+    let second = give(3 * M);
+    assert!(second > first);
+    assert_eq!((give(3 * M), give(0)), (second, second));
+    assert_eq!(lock(&put.given).bytes(), 2 * M);
+    drop(registered);
     puts.close();
 }
 

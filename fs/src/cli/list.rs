@@ -28,6 +28,7 @@ impl<'a> Pages<'a> {
             delimited: !recursive,
             after: Vec::new(),
             limit: MAX_LIST,
+            within: None,
         };
         let mut pages = Pages { client, query, coming: None };
         pages.ask();

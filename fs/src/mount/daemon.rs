@@ -334,6 +334,7 @@ fn settings(job: &Job) -> Settings {
         entry_ttl: ENTRY_TTL,
         metadata_ttl: job.options.metadata_ttl,
         mounted_at: (i64::try_from(now.as_secs()).unwrap_or(0), now.subsec_nanos()),
+        list_limit: job.options.metadata_timeout,
     }
 }
 

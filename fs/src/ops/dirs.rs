@@ -9,6 +9,7 @@ use railfs_engine::client::Listing;
 use railfs_engine::clock::Time;
 use railfs_engine::error::Error;
 use railfs_proto::name::Key;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Entries that are asked for at once.
@@ -121,13 +122,15 @@ impl Paging {
     /// The answer to a [`Step::Fetch`].
     ///
     /// # Errors
-    /// `BadAnswer`: a key outside the directory or out of order, or a cursor that does not advance.
+    /// `BadAnswer`: a key outside the directory or out of order, one version under two names, or a cursor that does not
+    /// advance.
     pub fn fetched(&mut self, fetch: &Fetch, listing: &Listing, begun: Time) -> Result<Arc<Page>, Error> {
         let forward = self.page.as_ref().is_some_and(|page| page.end() == fetch.first && page.first < fetch.first);
         if !forward {
             self.open_files.clear();
         }
         let mut items = Vec::with_capacity(listing.entries.len());
+        let mut versions = HashSet::new();
         for entry in &listing.entries {
             let name = entry.key.strip_prefix(&*self.prefix).filter(|name| !name.contains(&b'/'));
             let key = Key::new(entry.key.clone()).ok().filter(|_| name.is_some());
@@ -137,7 +140,11 @@ impl Paging {
             if entry.object.is_none() && self.open_files.contains(&key) {
                 continue; // Was a file when an earlier page was listed: returned already.
             }
-            items.push(Item { key, facts: entry.object.as_ref().map(Facts::of) });
+            let facts = entry.object.as_ref().map(Facts::of);
+            if let Some(facts) = facts.filter(|facts| !versions.insert(facts.version)) {
+                return Err(bad(&format!("version {} is that of {key} and of another name", facts.version)));
+            }
+            items.push(Item { key, facts });
         }
         if let Some(next) = &listing.next {
             if *next <= fetch.after {
@@ -237,8 +244,8 @@ mod tests {
         fn pages_return_each_name_once(
             keys in proptest::collection::btree_map("[a-c.]{1,3}", 0u64..2, 0..30), limit in 1usize..7, back in 0u64..4,
         ) {
-            let tree: Tree = keys.iter().filter(|(k, _)| !matches!(k.as_str(), "." | ".."))
-                .map(|(k, v)| (k.clone().into_bytes(), v * 5000)).collect();
+            let tree: Tree = (5000..).zip(&keys).filter(|(_, (k, _))| !matches!(k.as_str(), "." | ".."))
+                .map(|(version, (k, v))| (k.clone().into_bytes(), v * version)).collect();
             let mut paging = Paging::new(Vec::new());
             let mut got: Vec<Vec<u8>> = Vec::new();
             loop {
@@ -289,5 +296,9 @@ mod tests {
         }
         let listing = Listing { entries: vec![], next: Some(Vec::new()), mtime: (0, 0) };
         assert!(paging.fetched(&Fetch::start(), &listing, Time(0)).is_err(), "a cursor that stands still");
+        let file = |key: &[u8], version| ListEntry { key: key.to_vec(), object: Some(descriptor(version)) };
+        let listing = Listing { entries: vec![file(b"d/a", 5000), file(b"d/b", 5000)], next: None, mtime: (0, 0) };
+        let refused = paging.fetched(&Fetch::start(), &listing, Time(0)).unwrap_err().to_string();
+        assert!(refused.contains("version 5000"), "one version under two names: {refused}");
     }
 }

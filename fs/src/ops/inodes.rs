@@ -2,7 +2,8 @@
 //!
 //! Guarantees: a file's number is its version; a directory's is bit 63 and a hash of its path, the next free one on a live
 //! collision, so two live inodes never share a number. An inode lives from the first answer that names it until the
-//! kernel has forgotten as many; nothing else is kept, so the table is bounded by the kernel's own. A name's newest seen
+//! kernel has forgotten as many; nothing else is kept, so the table is bounded by the kernel's own. A version is of one name
+//! and of one size: an answer that says otherwise is refused, so that no two names share an inode's pages. A name's newest seen
 //! version is kept as long as one of its inodes lives, so that an older answer that comes late can be told.
 
 use super::attr::Facts;
@@ -65,6 +66,25 @@ struct Seen {
     gone: bool,
     /// Live inodes with this name.
     live: u32,
+}
+
+/// A version that an answer names is known otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Which.
+    version: u64,
+    /// Under what name.
+    key: Key,
+    /// The name is the same; its size, mode, owner or time is not.
+    differs: bool,
+}
+
+impl std::fmt::Display for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Known { version, key, differs } = self;
+        let what = if *differs { "with another size, mode, owner or time" } else { "under another name" };
+        write!(f, "version {version} is that of {key}, and comes {what}: versions are never used again")
+    }
 }
 
 #[derive(Debug)]
@@ -146,9 +166,18 @@ impl Inodes {
     }
 
     /// An answer is going out that names this version. False: a newer one was seen under this name, or that it is gone.
-    pub fn remember_file(&self, key: &Key, facts: Facts, object: Option<Arc<Object>>) -> bool {
+    ///
+    /// # Errors
+    /// The version is known under another name, or with other facts: nothing is remembered.
+    pub fn remember_file(&self, key: &Key, facts: Facts, object: Option<Arc<Object>>) -> Result<bool, Known> {
         let looked_up = object.is_some();
         let mut state = self.state();
+        if let Some(Entry { node: Node::File(file), .. }) = state.nodes.get(&facts.version)
+            && (file.key != *key || file.facts != facts)
+        {
+            let differs = file.key == *key;
+            return Err(Known { version: facts.version, key: file.key.clone(), differs });
+        }
         let entry = state.nodes.entry(facts.version).or_insert_with(|| {
             let node = FileNode { key: key.clone(), facts, object: Mutex::new(None) };
             Entry { node: Node::File(Arc::new(node)), lookups: 0 }
@@ -165,7 +194,7 @@ impl Inodes {
             seen.newest = facts.version;
             seen.gone = false;
         }
-        newest
+        Ok(newest)
     }
 
     /// A lookup found no object of this name.
@@ -217,7 +246,7 @@ mod tests {
     #[test]
     fn numbers_of_files_are_versions_and_of_directories_hashes() {
         let table = Inodes::new(Some(key("top")));
-        assert!(table.remember_file(&key("top/f"), facts(5000), None));
+        assert!(table.remember_file(&key("top/f"), facts(5000), None).unwrap());
         assert!(matches!(table.node(5000), Some(Node::File(file)) if file.facts.version == 5000));
         let ino = table.remember_directory(&key("top/d"));
         assert!(ino & DIRECTORY_BIT != 0);
@@ -245,7 +274,7 @@ mod tests {
     fn forgets_bound_the_table() {
         let table = Inodes::new(None);
         for _ in 0..3 {
-            table.remember_file(&key("f"), facts(5000), None);
+            table.remember_file(&key("f"), facts(5000), None).unwrap();
         }
         let d = table.remember_directory(&key("d"));
         table.forget(5000, 2);
@@ -257,14 +286,28 @@ mod tests {
     }
 
     #[test]
+    fn i1_one_version_under_two_names_or_of_two_sizes_is_refused_and_leaves_nothing() {
+        let table = Inodes::new(None);
+        table.remember_file(&key("a"), facts(5000), None).unwrap();
+        let refused = table.remember_file(&key("b"), facts(5000), None).unwrap_err();
+        assert!(refused.to_string().contains("version 5000 is that of a"), "named");
+        let grown = Facts { size: 2, ..facts(5000) };
+        assert!(table.remember_file(&key("a"), grown, None).unwrap_err().to_string().contains("size"));
+        assert!(matches!(table.node(5000), Some(Node::File(file)) if file.key == key("a") && file.facts.size == 1));
+        table.forget(5000, 1);
+        assert!(table.is_empty() && table.state().names.is_empty(), "what was refused left nothing");
+        table.remember_file(&key("b"), facts(5000), None).unwrap();
+    }
+
+    #[test]
     fn an_older_answer_that_comes_late_is_told() {
         let table = Inodes::new(None);
-        assert!(table.remember_file(&key("f"), facts(5000), None));
-        assert!(table.remember_file(&key("f"), facts(5001), None));
-        assert!(!table.remember_file(&key("f"), facts(5000), None), "superseded by one already seen");
+        assert!(table.remember_file(&key("f"), facts(5000), None).unwrap());
+        assert!(table.remember_file(&key("f"), facts(5001), None).unwrap());
+        assert!(!table.remember_file(&key("f"), facts(5000), None).unwrap(), "superseded by one already seen");
         table.note_gone(&key("f"));
-        assert!(!table.remember_file(&key("f"), facts(5001), None), "gone when last looked up");
-        assert!(table.remember_file(&key("f"), facts(5002), None));
+        assert!(!table.remember_file(&key("f"), facts(5001), None).unwrap(), "gone when last looked up");
+        assert!(table.remember_file(&key("f"), facts(5002), None).unwrap());
         table.note_gone(&key("never seen"));
         assert_eq!(table.state().names.len(), 1);
     }
@@ -280,7 +323,7 @@ mod tests {
                 match what {
                     0 => {
                         let version = 2000 + u64::from(which);
-                        table.remember_file(&name, facts(version), None);
+                        table.remember_file(&name, facts(version), None).unwrap();
                         answers.push((version, None));
                     }
                     1 => answers.push((table.remember_directory(&name), Some(name))),

@@ -3,12 +3,13 @@
 //! Guarantees: an entry's number is the one `stat` shows. What READDIRPLUS lets the kernel cache is never trusted for
 //! longer than the TTLs, counted from when the list was asked for; an entry older than what was already seen of its name
 //! is given no trust at all, so that a late list never makes `stat` go back. An inode is counted only for an entry that
-//! found room.
+//! found room. A READDIR ends within one limit, however many pages lie before its offset.
 
 use super::dirs::{Fetch, Item, PAGE, Page, Paging, Step};
-use super::inodes::{Node, ROOT};
+use super::inodes::{Known, Node, ROOT};
 use super::{Attr, Errno, FileSystem, Kind, Shared, attr};
 use railfs_engine::client::Listing;
+use railfs_engine::clock::Time;
 use railfs_engine::error::Error;
 use railfs_proto::name::Key;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,7 +69,8 @@ impl FileSystem {
         let handle = Arc::new(Handle { key, ino, parent, paging: Mutex::new(Paging::new(prefix)) });
         let (request, shared) = (self.begin(), self.0.clone());
         let opened = handle.clone();
-        Shared::fetch(&self.0, &handle, Fetch::start(), "opendir", move |page| {
+        let begun = (self.0.clock)();
+        Shared::fetch(&self.0, &handle, Fetch::start(), "opendir", begun, move |page| {
             let _request = request;
             reply(page.and_then(|page| {
                 if page.is_whole_and_empty() && opened.ino != ROOT {
@@ -92,7 +94,8 @@ impl FileSystem {
         let found = self.0.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned();
         let Some(directory) = found else { return reply(sink, Err(Errno::BADF)) };
         let request = self.begin();
-        Shared::serve(&self.0, &directory, offset, sink, move |sink, result| {
+        let begun = (self.0.clock)();
+        Shared::serve(&self.0, &directory, offset, sink, begun, move |sink, result| {
             let _request = request;
             reply(sink, result);
         });
@@ -110,18 +113,20 @@ impl Shared {
         directory: &Arc<Handle>,
         offset: u64,
         mut sink: S,
+        begun: Time,
         reply: impl FnOnce(S, Result<(), Errno>) + Send + 'static,
     ) {
         let step = directory.paging().step(offset);
         match step {
             Step::Serve(page) => {
-                shared.fill(directory, &page, offset, &mut sink);
-                reply(sink, Ok(()));
+                let filled = shared.fill(directory, &page, offset, &mut sink);
+                let filled = filled.map_err(|(key, other)| shared.fail("readdir", &key, &lie(&other)));
+                reply(sink, filled);
             }
             Step::Fetch(fetch) => {
                 let (again, directory_again) = (shared.clone(), directory.clone());
-                Shared::fetch(shared, directory, fetch, "readdir", move |page| match page {
-                    Ok(_) => Shared::serve(&again, &directory_again, offset, sink, reply),
+                Shared::fetch(shared, directory, fetch, "readdir", begun, move |page| match page {
+                    Ok(_) => Shared::serve(&again, &directory_again, offset, sink, begun, reply),
                     Err(code) => reply(sink, Err(code)),
                 });
             }
@@ -133,10 +138,21 @@ impl Shared {
         directory: &Arc<Handle>,
         fetch: Fetch,
         operation: &'static str,
+        started: Time,
         done: impl FnOnce(Result<Arc<Page>, Errno>) + Send + 'static,
     ) {
-        let query = shared.query(directory.key.as_ref(), fetch.after.clone(), PAGE);
         let begun = (shared.clock)();
+        let limit = shared.settings.list_limit;
+        let left = limit.saturating_sub(begun.since(started));
+        if left.is_zero() {
+            // Pages that lead on and on, of whoever sends them.
+            let what = format!("list of {}", directory.key.as_ref().map(ToString::to_string).unwrap_or_default());
+            let detail = ": its pages do not come to an end in time".to_owned();
+            let error = Error::TimedOut { what, after: limit, detail };
+            return done(Err(shared.fail(operation, &"", &error)));
+        }
+        let mut query = shared.query(directory.key.as_ref(), fetch.after.clone(), PAGE);
+        query.within = Some(left);
         let (shared_in, directory) = (shared.clone(), directory.clone());
         let listed = move |listing: Result<Listing, Error>| {
             let listing = match listing {
@@ -157,7 +173,15 @@ impl Shared {
         shared.backend.list(query, Box::new(listed));
     }
 
-    fn fill<S: DirSink>(&self, directory: &Handle, page: &Page, mut offset: u64, sink: &mut S) {
+    /// An error only while the kernel was given no inode: those that it was given it must be told of.
+    fn fill<S: DirSink>(
+        &self,
+        directory: &Handle,
+        page: &Page,
+        mut offset: u64,
+        sink: &mut S,
+    ) -> Result<(), (Key, Known)> {
+        let mut given = false;
         let plus = sink.plus();
         let owner = self.settings.owner;
         for (at, name, ino) in [(0, &b"."[..], directory.ino), (1, b"..", directory.parent)] {
@@ -165,7 +189,7 @@ impl Shared {
                 // The kernel takes no inode from these two.
                 let plus = plus.then(|| (attr::directory(ino, (0, 0), owner), Duration::ZERO));
                 if sink.is_full_for(&Emitted { ino, next: at + 1, kind: Kind::Directory, name, plus }) {
-                    return;
+                    return Ok(());
                 }
                 offset += 1;
             }
@@ -175,7 +199,12 @@ impl Shared {
         while let Some(item) = page.at(offset) {
             offset += 1;
             let full = if plus {
-                self.emit_plus(item, offset, ttl, sink)
+                match self.emit_plus(item, offset, ttl, sink) {
+                    Ok(full) => full,
+                    // The next READDIR begins with this one.
+                    Err(_) if given => return Ok(()),
+                    Err(other) => return Err((item.key.clone(), other)),
+                }
             } else {
                 let ino = match &item.facts {
                     Some(facts) => facts.version,
@@ -190,16 +219,18 @@ impl Shared {
                 })
             };
             if full {
-                return;
+                return Ok(());
             }
+            given = true;
         }
+        Ok(())
     }
 
-    fn emit_plus<S: DirSink>(&self, item: &Item, next: u64, ttl: Duration, sink: &mut S) -> bool {
+    fn emit_plus<S: DirSink>(&self, item: &Item, next: u64, ttl: Duration, sink: &mut S) -> Result<bool, Known> {
         let owner = self.settings.owner;
         let (attr, ttl) = match item.facts {
             Some(facts) => {
-                let newest = self.inodes.remember_file(&item.key, facts, None);
+                let newest = self.inodes.remember_file(&item.key, facts, None)?;
                 (attr::file(facts, owner), if newest { ttl } else { Duration::ZERO })
             }
             None => {
@@ -212,8 +243,13 @@ impl Shared {
         if full {
             self.inodes.forget(attr.ino, 1);
         }
-        full
+        Ok(full)
     }
+}
+
+/// A version that is known otherwise.
+pub(super) fn lie(known: &Known) -> Error {
+    Error::BadAnswer { peer: "the server".to_owned(), detail: known.to_string() }
 }
 
 fn kind(item: &Item) -> Kind {

@@ -19,6 +19,7 @@ fn rig_at(root: Option<&str>) -> Rig {
         entry_ttl: Duration::from_secs(1),
         metadata_ttl: Duration::from_secs(1),
         mounted_at: (77, 0),
+        list_limit: railfs_proto::limits::METADATA_DEADLINE,
     };
     let now = Arc::new(AtomicU64::new(1));
     let clock = now.clone();
@@ -238,6 +239,8 @@ fn i1_a_short_answer_never_reaches_the_kernel() {
     assert_eq!(receive.try_recv().unwrap(), Err(Errno::IO));
 }
 
+#[path = "lie_tests.rs"]
+mod lies;
 #[path = "mode_tests.rs"]
 mod modes;
 

@@ -3,10 +3,12 @@
 //! Guarantees: whoever came by TLS has shown a certificate that was verified; the identity in it goes with every request of the
 //! connection, and no request can set it.
 
+use super::seats::{Seat, Seats};
 use crate::access::Identity;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -48,17 +50,25 @@ enum Stream {
 pub struct Connection {
     stream: Stream,
     caller: Caller,
+    seat: Option<Seat>,
 }
 
 impl Connection {
     /// Without TLS.
     pub fn plain(stream: TcpStream) -> Connection {
-        Connection { caller: Caller::at(&stream), stream: Stream::Plain(stream) }
+        Connection { caller: Caller::at(&stream), stream: Stream::Plain(stream), seat: None }
     }
 
     /// After a handshake.
     pub fn tls(stream: TlsStream<TcpStream>, caller: Caller) -> Connection {
-        Connection { stream: Stream::Tls(Box::new(stream)), caller }
+        Connection { stream: Stream::Tls(Box::new(stream)), caller, seat: None }
+    }
+
+    /// The same, as one of those that are counted.
+    #[must_use]
+    pub fn seated(self, seats: &Arc<Seats>) -> Connection {
+        let seat = seats.take(self.caller.peer.map(|peer| peer.ip()));
+        Connection { seat: Some(seat), ..self }
     }
 }
 
@@ -76,10 +86,19 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.stream {
+        if let Some(seat) = &mut self.seat {
+            seat.poll(context)?;
+        }
+        let before = buffer.filled().len();
+        let read = match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
             Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        };
+        let bytes = buffer.filled().len().saturating_sub(before);
+        if let Some(seat) = self.seat.as_mut().filter(|_| bytes > 0) {
+            seat.heard(bytes);
         }
+        read
     }
 }
 

@@ -1,10 +1,12 @@
 //! The connections that the control plane takes.
 //!
 //! Guarantees: a connection that cannot be accepted (no descriptors are left) never ends the accepting: it is said once, and
-//! tried again until it passes. With TLS what comes out has had its handshake, and none waits for another's.
+//! tried again until it passes. With TLS what comes out has had its handshake, and none waits for another's. There are so many of
+//! them at most, and those that say nothing make room.
 
 use super::caller::Connection;
 use super::handshake::{Guard, accept};
+use super::seats::{MAX_CONNECTIONS, Seats};
 use crate::node::Node;
 use std::io;
 use std::pin::Pin;
@@ -70,13 +72,15 @@ pub fn connections(
     node: Arc<Node>,
 ) -> Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>> {
     let incoming = Patient::new(TcpIncoming::from(listener).with_nodelay(Some(true)));
+    let seats = Seats::new(MAX_CONNECTIONS);
+    let seated = move |accepted: io::Result<Connection>| accepted.map(|connection| connection.seated(&seats));
     match guard {
-        None => Box::pin(incoming.map(|accepted| accepted.map(Connection::plain))),
+        None => Box::pin(incoming.map(move |accepted| seated(accepted.map(Connection::plain)))),
         Some(guard) => {
             let (ready, taken) = mpsc::channel(READY);
             // It ends when the stream is dropped.
             tokio::spawn(accept(incoming, guard, node, ready));
-            Box::pin(ReceiverStream::new(taken))
+            Box::pin(ReceiverStream::new(taken).map(seated))
         }
     }
 }

@@ -4,16 +4,13 @@ use crate::access::{Identity, Need};
 use crate::catalog::{Entry, List};
 use crate::node::Node;
 use prost::Message;
-use railfs_proto::limits::{MAX_KEY, MAX_LIST};
+use railfs_proto::limits::{MAX_KEY, MAX_LIST, PAGE_BYTES};
 use railfs_proto::name::Namespace;
 use railfs_proto::reply::{Refusal, ok_outcome};
 use railfs_proto::v1::{self, Code};
 
 /// Entries of a page where the client names no limit.
 const DEFAULT_LIMIT: u32 = 1000;
-/// A page is ended where its entries reach this many bytes: gRPC messages are 4 MiB at most.
-const PAGE_BYTES: usize = 1 << 20;
-
 /// One page.
 ///
 /// # Errors

@@ -34,7 +34,7 @@ pub const WINDOW: usize = 16;
 /// Changes of one message; in tests few, so that a window of them is.
 const BATCH: usize = if cfg!(test) { 16 } else { 256 };
 /// Bytes of one message, about.
-const BATCH_BYTES: usize = 1 << 20;
+const BATCH_BYTES: usize = railfs_proto::limits::PAGE_BYTES;
 /// Messages that wait to be sent.
 const QUEUE: usize = 2;
 /// While nothing that is wanted happens, a watcher hears this often how far it has come.

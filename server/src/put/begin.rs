@@ -7,6 +7,7 @@ use crate::catalog::{CatalogError, Refusal as CatalogRefusal};
 use crate::health::Condition;
 use crate::node::{Node, count, lock};
 use crate::put::recover;
+use crate::scarce::shortage;
 use crate::store::StripeDirectory;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Replica};
 use railfs_proto::limits::MIN_PAGE;
@@ -55,7 +56,9 @@ fn rooms(node: &Node) -> Vec<Room> {
     let room = |directory: &StripeDirectory| match directory.space() {
         Ok(stat) => Some(Room { directory: directory.id(), available: stat.f_bavail.saturating_mul(stat.f_frsize) }),
         Err(error) => {
-            node.suspect(directory.id(), &format!("statvfs: {error}"));
+            if shortage(&error).is_none() {
+                node.suspect(directory.id(), &format!("statvfs: {error}"));
+            }
             None
         }
     };
@@ -68,7 +71,11 @@ impl Puts {
         if let Some(directory) = error.suspect() {
             self.node.suspect(directory, &error.to_string());
         }
-        let code = if matches!(error, WriteError::NoSpace { .. }) { Code::NoSpace } else { Code::Aborted };
+        let code = match error {
+            WriteError::NoSpace { .. } => Code::NoSpace,
+            WriteError::Short { .. } => Code::Unavailable,
+            _ => Code::Aborted,
+        };
         Refusal::new(code, error.to_string())
     }
 

@@ -4,6 +4,7 @@
 //! by one pwrite, so a component without one never counts; what was made is removed when the put fails; errors name
 //! the directory.
 
+use crate::scarce::shortage;
 use crate::store::Store;
 use railfs_proto::component::{BLOCK, BlockId, ComponentError, FileName, Geometry, Header, SUMS_PER_BLOCK, TableBlock};
 use railfs_proto::descriptor::{Descriptor, Id};
@@ -35,6 +36,20 @@ pub enum WriteError {
         /// Its whole file.
         bytes: u64,
     },
+    /// Not the disk's fault: a limit of the process or the machine was met.
+    #[error("cannot {doing} component {component} in stripe directory {} ({directory}): {what}", .path.display())]
+    Short {
+        /// What was tried.
+        doing: &'static str,
+        /// Where.
+        directory: Id,
+        /// Where.
+        path: PathBuf,
+        /// Of which component.
+        component: u32,
+        /// What there is too little of, and what to do.
+        what: String,
+    },
     /// Anything else the disk says.
     #[error("cannot {doing} component {component} in stripe directory {} ({directory}): {source}", .path.display())]
     Io {
@@ -58,7 +73,7 @@ pub enum WriteError {
 }
 
 impl WriteError {
-    /// The directory whose disk failed; `None` when it is only full, or not to blame.
+    /// The directory whose disk failed; `None` when it is only full, or not to blame (a limit of descriptors was met).
     pub fn suspect(&self) -> Option<Id> {
         match self {
             WriteError::Io { directory, .. } => Some(*directory),
@@ -157,6 +172,9 @@ fn failed(
 ) -> WriteError {
     // The stripe directory: DIR/components/VERSION.COMPONENT.
     let path = path.parent().and_then(std::path::Path::parent).unwrap_or(path).to_owned();
+    if let Some(what) = shortage(&source) {
+        return WriteError::Short { doing, directory, path, component, what };
+    }
     match Errno::from_io_error(&source) {
         Some(Errno::NOSPC | Errno::DQUOT) => WriteError::NoSpace { directory, path, component, bytes },
         _ => WriteError::Io { doing, directory, path, component, source },

@@ -10,6 +10,7 @@ use super::{Answer, Due, Server};
 use crate::access::{Identity, Need};
 use crate::health::Condition;
 use crate::node::{add, count};
+use crate::scarce::shortage;
 use railfs_engine::rail::slab::Kept;
 use railfs_engine::rail::{Bulk, Check, Sent};
 use railfs_proto::checksum::page_checksums;
@@ -196,10 +197,13 @@ impl Server {
         {
             return gone(key);
         }
-        if let ReadError::Io(error) = error
-            && error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
-        {
-            self.node.suspect(key.directory, &format!("reading component {} failed: {error}", key.component));
+        if let ReadError::Io(error) = error {
+            if let Some(why) = suspicion(key, error) {
+                self.node.suspect(key.directory, &why);
+            }
+            if let Some(refusal) = short(key, error) {
+                return refusal;
+            }
         }
         self.damage(key, &error.to_string())
     }
@@ -255,6 +259,14 @@ impl Server {
     fn fetched(&self, fetch: &Fetch, sums: Vec<u64>, sent: &Sent) -> RailReply {
         add(&self.node.counters.fetch_bytes, sent.bytes.into());
         if sent.bytes != fetch.length || sent.error.is_some() {
+            if let Some(refusal) = sent.error.as_ref().and_then(|error| short(fetch.key, error)) {
+                return RailReply { outcome: Some(refusal.to_outcome()), body: None };
+            }
+            if let Some(why) = sent.error.as_ref().and_then(|error| suspicion(fetch.key, error)) {
+                // It looks at the disk, which a rail's thread does not wait for.
+                let (node, directory) = (Arc::clone(&self.node), fetch.key.directory);
+                self.node.runtime.spawn_blocking(move || node.suspect(directory, &why));
+            }
             count(&self.node.counters.fetches_damaged);
             let why = match &sent.error {
                 Some(error) => format!("reading at {} failed after {} bytes: {error}", fetch.offset, sent.bytes),
@@ -283,6 +295,59 @@ fn check_of(fetch: &Fetch, component: &Component, sums: Vec<u64>) -> Check {
     Check::new(move |bytes| page_checksums(version, index, first, page_size, bytes) == sums)
 }
 
+/// Why the directory is suspect: its disk failed.
+fn suspicion(key: Key, error: &std::io::Error) -> Option<String> {
+    let failed = error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
+    failed.then(|| format!("reading component {} failed: {error}", key.component))
+}
+
+/// What is answered where a limit of the server was met: the component is not damaged.
+fn short(key: Key, error: &std::io::Error) -> Option<Refusal> {
+    let what = shortage(error)?;
+    let message = format!("component {} of version {} cannot be read now: {what}", key.component, key.version);
+    Some(Refusal::new(Code::Unavailable, message))
+}
+
 fn gone(key: Key) -> Refusal {
     Refusal::new(Code::Stale, format!("version {} is not here any more", key.version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::Daemon;
+    use railfs_engine::rail::Sent;
+
+    #[test]
+    fn i11_a_disk_that_fails_while_bytes_go_out_makes_its_directory_suspect_and_a_limit_does_not() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("d");
+        std::fs::create_dir(&directory).unwrap();
+        crate::store::init(std::slice::from_ref(&directory)).unwrap();
+        let text = format!(
+            "state_dir = {:?}\nstripe_dirs = [{directory:?}]\n[control]\nlisten = \"127.0.0.1:0\"\n[[rail]]\nfabric = \"f\"\nlisten = \"127.0.0.1:0\"\n",
+            root.path().join("state")
+        );
+        let daemon = Daemon::start(&crate::config::parse(&text, "test", "n1").unwrap().0).unwrap();
+        let server = daemon.server().unwrap();
+        let directory = server.node.store.directories()[0].id();
+        let key = Key { version: 5000, component: 0, directory };
+        let fetch = Fetch { key, offset: 0, length: 4096, proof: None, fresh: false };
+        let failed = |errno: rustix::io::Errno| {
+            let sent = Sent { bytes: 0, error: Some(errno.into()) };
+            server.fetched(&fetch, Vec::new(), &sent).outcome.unwrap()
+        };
+        for limit in [rustix::io::Errno::MFILE, rustix::io::Errno::NOMEM] {
+            let said = failed(limit);
+            assert!(said.code() == Code::Unavailable && said.message.contains("try again"), "{said:?}");
+        }
+        assert_eq!(server.node.condition(directory), Condition::Ok);
+        assert_eq!(failed(rustix::io::Errno::IO).code(), Code::Damaged);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while server.node.condition(directory) != Condition::Suspect {
+            assert!(std::time::Instant::now() < end, "the directory is not suspect");
+            std::thread::yield_now();
+        }
+        daemon.stop().unwrap();
+    }
 }

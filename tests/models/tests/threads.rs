@@ -96,7 +96,7 @@ macro_rules! inodes {
                     thread::spawn(move || {
                         let name = key(if number == 0 { "a" } else { "b" });
                         for _ in 0..2 {
-                            table.remember_file(&key("f"), facts(5000), None);
+                            table.remember_file(&key("f"), facts(5000), None).unwrap();
                             let known = table.node(5000);
                             assert!(matches!(known, Some(Node::File(_))), "a file that the kernel knows is gone");
                             let directory = table.remember_directory(&name);

@@ -215,6 +215,7 @@ fn file_system(client: &Arc<Client>, namespace: &Namespace, mode: Mode, clock: C
         entry_ttl: Duration::from_secs(1),
         metadata_ttl: Duration::ZERO,
         mounted_at: (0, 0),
+        list_limit: railfs_proto::limits::METADATA_DEADLINE,
     };
     let fs = FileSystem::new(client.clone(), settings, Box::new(move || clock.now()));
     fs.agree(Choice { mode, ..Choice::default() });

@@ -17,7 +17,8 @@ use crate::rail::{Cause, Counters, Event, Events, Handler, Lane, Rail, State, Su
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use prost::Message;
 use railfs_proto::frame::FrameKind;
-use railfs_proto::v1::{Code, JoinReply};
+use railfs_proto::reply::check_outcome;
+use railfs_proto::v1::JoinReply;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -441,9 +442,9 @@ fn join_lane(shared: &Shared, lane: Lane) -> Result<Joined, String> {
     socket::write_frame(&stream, FrameKind::Join, session, &message, &shared.stop, until).map_err(failed)?;
     let (_, reply) = socket::read_frame(&stream, FrameKind::Joined, &shared.stop, until).map_err(failed)?;
     let reply = JoinReply::decode(reply.as_slice()).map_err(|error| format!("{}: {error}", config.remote))?;
-    match reply.outcome {
-        Some(outcome) if outcome.code == Code::Ok as i32 => Ok((stream, session)),
-        Some(outcome) => Err(format!("{} refused the rail: {}", config.remote, outcome.message)),
-        None => Err(format!("{} answered without an outcome", config.remote)),
+    // Its words are escaped there.
+    match check_outcome(reply.outcome.as_ref()) {
+        Ok(()) => Ok((stream, session)),
+        Err(refusal) => Err(format!("{} refused the rail: {}", config.remote, refusal.message)),
     }
 }
