@@ -232,8 +232,14 @@ fn who_has_no_rights_gets_nothing_over_rails_either() {
             client.read_as(&stolen, 1, 0, 4096, freshness, Box::new(|result| done(result.map(<[u8]>::to_vec))));
         })
     };
-    let list =
-        ListQuery { namespace: NAMESPACE.into(), prefix: Vec::new(), delimited: false, after: Vec::new(), limit: 0 };
+    let list = ListQuery {
+        namespace: NAMESPACE.into(),
+        prefix: Vec::new(),
+        delimited: false,
+        after: Vec::new(),
+        limit: 0,
+        within: None,
+    };
     let watch = WatchQuery { namespace: name.namespace.clone(), prefix: Vec::new(), from: 1 };
     type Case<'a> = (&'a str, bool, Box<dyn Fn(&Client) -> Result<(), railfs_engine::error::Error> + 'a>);
     let cases: Vec<Case<'_>> = vec![
