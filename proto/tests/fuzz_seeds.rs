@@ -7,6 +7,7 @@ mod values;
 
 use prost::Message;
 use railfs_proto::frame::FrameKind;
+use railfs_proto::slot::Slot;
 use railfs_proto::v1;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -91,6 +92,11 @@ fn seeds(target: &str) -> Seeds {
             values::verbs_end_with_slots().encode_to_vec(),
             values::verbs_end_offers().encode_to_vec(),
         ]),
+        "status" => numbered([values::status_reply().encode_to_vec()]),
+        "slot" => numbered([0, 3].map(|in_progress| {
+            let word = Slot { in_progress, counter: 0x12_3456_789a }.encode(9);
+            [word.to_le_bytes(), 9u64.to_le_bytes()].concat()
+        })),
         "units" => numbered(["64 KiB", "500 ms", "4194304", "2 h", "1 TiB"]),
         other => panic!("target {other} has no seeds"),
     }

@@ -18,6 +18,8 @@ use railfs_proto::reply::{
     Lookup, check_begin_put_reply, check_check_reply, check_fetch_reply, check_list_reply, check_outcome,
     check_pull_reply,
 };
+use railfs_proto::slot::Slot;
+use railfs_proto::status::check_status_reply;
 use railfs_proto::url::Url;
 use railfs_proto::watch::check_watch_reply;
 use railfs_proto::{units, v1, verbs};
@@ -27,7 +29,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target by name; a file of this name lies in `fuzz_targets/`, a folder in `seeds/`.
-pub const TARGETS: [(&str, Target); 18] = [
+pub const TARGETS: [(&str, Target); 20] = [
     ("frame", frame),
     ("rail_request", rail_request),
     ("rail_reply", rail_reply),
@@ -46,6 +48,8 @@ pub const TARGETS: [(&str, Target); 18] = [
     ("units", parse_units),
     ("verbs_frame", verbs_frame),
     ("verbs_end", verbs_end),
+    ("status", status),
+    ("slot", slot),
 ];
 
 /// The page size that replies to fetches and pulls are checked with, bytes.
@@ -232,6 +236,32 @@ pub fn watch(data: &[u8]) -> bool {
     let Ok(page) = check_watch_reply(&request.prefix, request.from, &reply) else { return false };
     assert!(page.changes.is_sorted_by(|a, b| a.sequence < b.sequence));
     assert!(page.changes.iter().all(|change| change.sequence >= request.from && change.sequence < page.next));
+    true
+}
+
+/// What a server says of itself: no text that comes through commands a terminal.
+pub fn status(data: &[u8]) -> bool {
+    let Ok(reply) =
+        v1::StatusReply::decode(data).map_err(drop).and_then(|reply| check_status_reply(reply).map_err(drop))
+    else {
+        return false;
+    };
+    let texts = [&reply.node, &reply.software, &reply.publishing].into_iter().chain(&reply.degraded);
+    let texts = texts.chain(reply.counters.iter().map(|counter| &counter.name));
+    let texts = texts.chain(reply.directories.iter().flat_map(|place| [&place.path, &place.state, &place.reason]));
+    assert!(texts.into_iter().all(|text| !text.contains(char::is_control)));
+    true
+}
+
+/// A word of a slot as it was READ from a server's memory, and the incarnation that is expected.
+pub fn slot(data: &[u8]) -> bool {
+    let Some((word, rest)) = data.split_first_chunk::<8>() else { return false };
+    let Some((incarnation, _)) = rest.split_first_chunk::<8>() else { return false };
+    let (word, incarnation) = (u64::from_le_bytes(*word), u64::from_le_bytes(*incarnation));
+    let Some(slot) = Slot::decode(word, incarnation) else { return false };
+    assert_eq!(slot.encode(incarnation), word);
+    // What a lookup hands out is this word, or one with nothing under way: never taken for the other.
+    assert!(slot.in_progress == 0 || slot.quiet() != slot);
     true
 }
 
