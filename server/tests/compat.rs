@@ -6,6 +6,7 @@ mod common;
 use common::{Memory, TestServer, name, options, pattern};
 use prost::Message;
 use railfs_engine::client::{Client, Config, Done, Freshness, ManualRail, Object, Rdma};
+use railfs_engine::control::WatchQuery;
 use railfs_engine::error::Error;
 use railfs_proto::hello::{Hello, Transport};
 use railfs_proto::reply::{Lookup, check_list_reply};
@@ -179,9 +180,96 @@ fn i12_a_client_of_the_first_release_finds_its_way_where_there_are_rdma_rails() 
     assert_eq!(of(&reply)[1].1, "rdma", "left alone by its name");
 }
 
+/// The control plane of the first release, in front of a server of now: what came later it does not say, and does not know.
+struct FirstServer(ControlClient<Channel>);
+
+type Answer<T> = Result<tonic::Response<T>, tonic::Status>;
+
+fn unknown<T>() -> Answer<T> {
+    Err(tonic::Status::unimplemented(""))
+}
+
+#[tonic::async_trait]
+impl v1::control_server::Control for FirstServer {
+    async fn hello(&self, request: tonic::Request<v1::HelloRequest>) -> Answer<v1::HelloReply> {
+        let mut reply = self.0.clone().hello(request.into_inner()).await?;
+        let said = reply.get_mut();
+        // Else its clients would go round this one.
+        said.control_addresses.clear();
+        said.capabilities.clear();
+        said.listeners.retain(|listener| listener.transport == "tcp");
+        for listener in &mut said.listeners {
+            listener.capabilities.clear();
+            listener.gid = Default::default();
+        }
+        Ok(reply)
+    }
+    async fn lookup_object(&self, request: tonic::Request<v1::LookupRequest>) -> Answer<v1::LookupReply> {
+        self.0.clone().lookup_object(request.into_inner()).await
+    }
+    async fn list(&self, request: tonic::Request<v1::ListRequest>) -> Answer<v1::ListReply> {
+        self.0.clone().list(request.into_inner()).await
+    }
+    async fn begin_put(&self, request: tonic::Request<v1::BeginPutRequest>) -> Answer<v1::BeginPutReply> {
+        self.0.clone().begin_put(request.into_inner()).await
+    }
+    async fn commit_put(&self, request: tonic::Request<v1::CommitPutRequest>) -> Answer<v1::CommitPutReply> {
+        self.0.clone().commit_put(request.into_inner()).await
+    }
+    async fn abort_put(&self, request: tonic::Request<v1::AbortPutRequest>) -> Answer<v1::AbortPutReply> {
+        self.0.clone().abort_put(request.into_inner()).await
+    }
+    async fn delete(&self, request: tonic::Request<v1::DeleteRequest>) -> Answer<v1::DeleteReply> {
+        self.0.clone().delete(request.into_inner()).await
+    }
+    async fn status(&self, request: tonic::Request<v1::StatusRequest>) -> Answer<v1::StatusReply> {
+        self.0.clone().status(request.into_inner()).await
+    }
+    async fn join_verbs(&self, _: tonic::Request<v1::JoinVerbsRequest>) -> Answer<v1::JoinVerbsReply> {
+        unknown()
+    }
+    async fn bye(&self, _: tonic::Request<v1::ByeRequest>) -> Answer<v1::ByeReply> {
+        unknown()
+    }
+    type WatchStream = tonic::codegen::tokio_stream::Empty<Result<v1::WatchReply, tonic::Status>>;
+    async fn watch(&self, _: tonic::Request<tonic::Streaming<v1::WatchRequest>>) -> Answer<Self::WatchStream> {
+        unknown()
+    }
+}
+
+#[test]
+fn i12_a_client_finds_its_way_at_a_server_of_the_first_release() {
+    let server = TestServer::start(2, 2, "");
+    let old = OldClient::connect(server.control());
+    let listener = old.runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let at = listener.local_addr().unwrap();
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let service = v1::control_server::ControlServer::new(FirstServer(old.client.clone()));
+    old.runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+
+    let client = connect_to(at, "", Rdma::Auto).unwrap();
+    round_trip(&client);
+    assert!(!client.server_pins(), "it does not say that it keeps what is pinned");
+    assert_eq!(client.status().rails.len(), 2);
+    client.delete(&name("a"), None).unwrap();
+    let query = WatchQuery { namespace: name("a").namespace, prefix: Vec::new(), from: 1 };
+    let began = Instant::now();
+    let refused = client.watch(&query).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("watch"), "{refused}");
+    client.close();
+    let refused = connect_to(at, "", Rdma::Required).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("RDMA is required"), "{refused}");
+    assert!(began.elapsed() < Duration::from_secs(10), "refusals, not time-outs");
+    server.assert_quiet();
+}
+
 fn connect(server: &TestServer, rails: &str, rdma: Rdma) -> Result<Arc<Client>, Error> {
+    connect_to(server.control(), rails, rdma)
+}
+
+fn connect_to(control: SocketAddr, rails: &str, rdma: Rdma) -> Result<Arc<Client>, Error> {
     let rails = if rails.is_empty() { Vec::new() } else { ManualRail::list(rails).unwrap() };
-    let addresses = vec![server.control().to_string()];
+    let addresses = vec![control.to_string()];
     Client::connect(Config { addresses, arena: 16 << 20, rails, rdma, ..Config::default() })
 }
 

@@ -1,4 +1,5 @@
-//! Tables written from public documents and bug reports, each named where it stands, and what the lab's devices show.
+//! Tables written from public documents and bug reports, each named where it stands, and what the lab's devices show. Where the source
+//! has words and no table, the table is written after them and says so; its addresses are ours.
 
 use super::*;
 use std::net::Ipv6Addr;
@@ -60,7 +61,7 @@ const BOND_NCCL: &str = "
 1 3 ::ffff:200.0.209.6 v2
 ";
 /// The RoCE page of NVIDIA's MLNX_OFED manual: each address of the interface, of VLAN interfaces on it, and of aliases, in two entries;
-/// the default link-local ones first.
+/// the default link-local ones first. Written after its words.
 const VLAN: &str = "
 1 0 fe80::e42:a1ff:fe11:2233 v1 eth0
 1 1 fe80::e42:a1ff:fe11:2233 v2 eth0
@@ -69,7 +70,8 @@ const VLAN: &str = "
 1 4 ::ffff:10.20.0.10 10.20.0.10 v1 eth0.20
 1 5 ::ffff:10.20.0.10 10.20.0.10 v2 eth0.20
 ";
-/// linux-rdma/rdma-core, pull request 828 (the query of the whole table): one device with two ports, as a ConnectX-3 is.
+/// linux-rdma/rdma-core, pull request 828 (the query of the whole table): entries by port. Written after its words:
+/// one device with two ports, as a ConnectX-3 is.
 const TWO_PORTS: &str = "
 1 0 fe80::202:c9ff:fe11:2233 v1 eth2
 1 1 fe80::202:c9ff:fe11:2233 v2 eth2
@@ -81,13 +83,15 @@ const TWO_PORTS: &str = "
 2 3 ::ffff:192.168.2.10 192.168.2.10 v2 eth3
 ";
 /// uccl-project/uccl, pull request 803: bnxt_re (Thor 2) in a cluster without IPv4: link-local and unique local addresses only.
+/// Written after its words.
 const IPV6_ONLY: &str = "
 1 0 fe80::5e25:73ff:fe11:2233 v1 ens6np0
 1 1 fe80::5e25:73ff:fe11:2233 v2 ens6np0
 1 2 fd93:16d3:59b6:12::1 v1 ens6np0
 1 3 fd93:16d3:59b6:12::1 v2 ens6np0
 ";
-/// The kernel's irdma (Intel E810) in RoCE mode has version 2 alone, one entry an address.
+/// Linux, drivers/infiniband/hw/irdma/verbs.c (Intel E810): `irdma_roce_port_immutable` says RoCE with UDP and nothing else, so that the
+/// table has version 2 alone, one entry an address. Written after it.
 const V2_ALONE: &str = "
 1 0 fe80::6a05:caff:fe11:2233 v2 ens2f0
 1 1 ::ffff:10.1.1.7 10.1.1.7 v2 ens2f0
