@@ -76,7 +76,8 @@ for suite in "${suites[@]}"; do
     rdma)
       kind=run
       # The longest of them: what every rail promises, and whole objects over emulated devices.
-      ((RAILFS_LAB_LIMIT >= 1200)) || RAILFS_LAB_LIMIT=1200
+      least=$((${RAILFS_FULL:-0} == 1 ? 2700 : 1200))
+      ((RAILFS_LAB_LIMIT >= least)) || RAILFS_LAB_LIMIT=$least
       ;;
     rdma-pair)
       kind=pair

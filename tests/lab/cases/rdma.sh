@@ -17,6 +17,8 @@ verbs_conformance() { "$RAILFS_BIN_DIR/rail_conformance" verbs_on_real_devices -
 # A WRITE that comes late: damage without a fence, none with each of them. On a slow wire, too.
 i4_fences() {
   local failed=0
+  # Twenty rounds of each, also where sizes are to be the full ones.
+  unset RAILFS_FULL
   "$RAILFS_BIN_DIR/railfs_engine" i4_a_late_write_does --nocapture
   tc qdisc add dev rail0s root netem delay 120ms
   RAILFS_VERBS_SLOW=1 "$RAILFS_BIN_DIR/railfs_engine" i4_a_write_that_is_long --nocapture || failed=1
