@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the suites of the lab (tests/lab/cases) and leaves what became of them where suites.py counts it.
 #
-#   lab.sh OUT [SUITE...]       OUT/lab-SUITE.results and .status; suites: run pair systemd rdma rdma-pair faults (the first four when none is named)
+#   lab.sh OUT [SUITE...]       OUT/lab-SUITE.results and .status; suites: run pair systemd rdma rdma-pair faults (the first five when none is named)
 #   lab.sh --only [SUITE...]    builds, runs these alone, and counts
 #
 # A machine that cannot start guests is said to, by a line for each suite in RAILFS_SKIP_LOG; suites.py decides whether that
@@ -25,7 +25,7 @@ fi
 out=$1
 shift
 suites=("$@")
-((${#suites[@]})) || suites=(run pair systemd rdma)
+((${#suites[@]})) || suites=(run pair systemd rdma rdma-pair)
 
 skip() {
   local suite

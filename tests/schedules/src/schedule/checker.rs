@@ -2,7 +2,7 @@
 //!
 //! Guarantees: asks nothing of the code under test. A moment is a number that only grows; two events never share one.
 
-use super::server::{NAMES, byte, number};
+use super::server::{NAMES, RUN, byte, number};
 use crate::client::{Found, Object};
 use crate::clock::Time;
 use crate::error::Error;
@@ -49,6 +49,21 @@ pub(super) struct Checker {
     pub(super) answered: [u64; 3],
     /// Of everything that was answered, in order.
     pub(super) digest: u64,
+}
+
+/// The first of the bytes from `at` on that is not the version's. They are the same within [`RUN`] bytes each.
+fn first_wrong(version: u64, at: u64, bytes: &[u8]) -> Option<u64> {
+    let (mut place, mut rest) = (at, bytes);
+    while !rest.is_empty() {
+        let length = usize::try_from(RUN - place % RUN).unwrap_or(1).min(rest.len());
+        let (run, behind) = rest.split_at(length);
+        let want = byte(version, place);
+        if run.iter().fold(0, |all, got| all | (got ^ want)) != 0 {
+            return run.iter().position(|got| *got != want).map(|index| place + index as u64);
+        }
+        (place, rest) = (place + length as u64, behind);
+    }
+    None
 }
 
 impl Checker {
@@ -137,9 +152,8 @@ impl Checker {
             let end = (part.pages().end * page_size).min(range.end);
             match part.verify(at..end) {
                 Ok(bytes) => {
-                    let wrong = bytes.iter().enumerate().find(|(i, got)| **got != byte(version, at + *i as u64));
-                    if let Some((i, _)) = wrong {
-                        self.breaks(format!("I2: read {id}: byte {} is not of version {version}", at + i as u64));
+                    if let Some(wrong) = first_wrong(version, at, bytes) {
+                        self.breaks(format!("I2: read {id}: byte {wrong} is not of version {version}"));
                     }
                     at += bytes.len().max(1) as u64;
                 }

@@ -47,20 +47,23 @@ pub(super) fn number(name: &ObjectName) -> Option<u64> {
     (0..NAMES).find(|&number| self::name(number) == *name)
 }
 
-/// The bytes of a version: another one every 64, so that they are cheap to make.
+/// The bytes of a version: another one every [`RUN`], so that they are cheap to make.
 pub(super) fn content(version: u64, from: u64, length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length);
     while bytes.len() < length {
         let at = from + bytes.len() as u64;
-        let run = (64 - at % 64).min((length - bytes.len()) as u64) as usize;
+        let run = (RUN - at % RUN).min((length - bytes.len()) as u64) as usize;
         bytes.resize(bytes.len() + run, byte(version, at));
     }
     bytes
 }
 
+/// So many bytes of an object in a row are the same.
+pub(super) const RUN: u64 = 64;
+
 /// One of them.
 pub(super) fn byte(version: u64, at: u64) -> u8 {
-    let mixed = version.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (at >> 6).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = version.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (at / RUN).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 40) as u8
 }
 
