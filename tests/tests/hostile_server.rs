@@ -239,7 +239,7 @@ fn tell(test: &str, lies: &[Lie]) {
         assert!(grown < GROWTH, "{lie}: the daemon has grown by {grown} KiB");
     }
     drop(held);
-    tally("I9", "lies", lies.len() as u64, test);
+    tally("i9", "lies", lies.len() as u64, test);
     assert_eq!(mounted.umount().code, Some(0));
     assert!(mounted.daemon.wait(wait::SOON).success());
     beside.stop();
