@@ -338,8 +338,10 @@ i3_checks_by_read_do_not_move_the_servers_counter() {
     checks=$(($(count_of_server checks) - checks)) renewals=$(($(count_of_server lease_renewals) - renewals))
     reads=$(($(count check_reads) - reads)) pings=$(($(pings 0) - pings))
     took=$((SECONDS - began + 1))
-    kill $keeper
+    # The program itself, which has the file open, not only the shell that waits for it.
+    pkill -P $keeper
     wait $keeper || true
+    within 20 not pgrep -f $mountpoint/small
     say "by READ $reads, made again $(count check_reads_again), by frame $checks, renewals $renewals, keepalives $pings in $took s"
     # One in a third of a lease of 2 s.
     ((renewals <= took * 3 / 2 + 2))
