@@ -39,9 +39,6 @@ pub enum Trouble {
 
 fn tool(name: &str, arguments: &[&str]) -> Result<(), String> {
     let shown = format!("{name} {}", arguments.join(" "));
-    if let Err(error) = Command::new(name).arg("-V").output() {
-        return Err(format!("{shown}: {error}"));
-    }
     let output = run(Command::new(name).args(arguments), LIMIT);
     if output.code == Some(0) { Ok(()) } else { Err(format!("{shown}: {}", output.err().trim())) }
 }
