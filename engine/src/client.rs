@@ -107,7 +107,7 @@ impl Default for Config {
             rails: Vec::new(),
             refuse_reads: false,
             refuse_shortage: false,
-            check: CheckWay::Frame,
+            check: CheckWay::Auto,
             tls: None,
         }
     }

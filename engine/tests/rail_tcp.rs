@@ -287,6 +287,8 @@ fn i6_those_who_do_not_join_are_few_and_leave_soon() {
 fn i6_connections_are_bounded() {
     let mut config = config();
     config.max_connections = 4;
+    // Who is let in may take its time to join.
+    config.limits.connect = Duration::from_secs(3600);
     let bench = bench(config);
     let kept: Vec<_> = (0..4).map(|_| bench.joined(Lane::Small)).collect();
     bench.until("joined", || bench.listener.counters().connections == 4);

@@ -161,7 +161,7 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
         return Err(StartError::NoRail(all.join(", ")));
     }
     let plan = crate::listeners::plan(config);
-    match plan.map(|plan| check(&plan, Memlock::now())) {
+    match plan.map(|plan| check(&plan, ("memory.max_registered", config.max_registered), Memlock::now())) {
         None => {}
         Some(Ok(plan)) => tracing::info!("{plan}"),
         Some(Err(shortage)) => return Err(StartError::Shortage(shortage)),

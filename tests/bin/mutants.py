@@ -130,23 +130,28 @@ def run(root, chosen):
     seed_target(home.parent, target)
 
     print(f"mutants: {len(chosen)} to run; first their tests unchanged", flush=True)
-    for package, test in dict.fromkeys((m.package, m.test) for m in chosen):
-        outcome, detail = attempt(tree, target, package, test)
-        if outcome != SURVIVED:
-            print(f"mutants: unchanged, {package} {test} must pass but: {outcome} {detail}".rstrip(), file=sys.stderr)
-            return 1
+    packages = {}
+    for mutation in chosen:
+        packages.setdefault(mutation.package, {})[mutation.test] = None
+    for package, tests in packages.items():
+        for test, (outcome, detail) in attempt(tree, target, package, list(tests)).items():
+            if outcome != SURVIVED:
+                print(f"mutants: unchanged, {package} {test} must pass but: {outcome} {detail}".rstrip(), file=sys.stderr)
+                return 1
 
     results = []
     for change in changes(chosen):
+        began = time.monotonic()
         with changed(tree, change[0]):
-            for mutation in change:
-                began = time.monotonic()
-                outcome, detail = attempt(tree, target, mutation.package, mutation.test)
-                results.append(outcome)
-                print(f"{mutation.invariant:4} {outcome:16} {mutation.package} {mutation.test}: {mutation.file}: "
-                      f"`{mutation.old}` -> `{mutation.new}` ({time.monotonic() - began:.0f} s)", flush=True)
-                if outcome != CAUGHT and detail:
-                    print(detail, file=sys.stderr, flush=True)
+            outcomes = attempt(tree, target, change[0].package, [mutation.test for mutation in change])
+        took = time.monotonic() - began
+        for mutation in change:
+            outcome, detail = outcomes[mutation.test]
+            results.append(outcome)
+            print(f"{mutation.invariant:4} {outcome:16} {mutation.package} {mutation.test}: {mutation.file}: "
+                  f"`{mutation.old}` -> `{mutation.new}` ({took:.0f} s)", flush=True)
+            if outcome != CAUGHT and detail:
+                print(detail, file=sys.stderr, flush=True)
     caught = results.count(CAUGHT)
     print(f"mutants: {caught} of {len(results)} caught")
     return 0 if caught == len(results) else 1
@@ -218,53 +223,85 @@ def seed_target(built, target):
             shutil.copytree(built / "debug" / part, target / "debug" / part, ignore=skip)
 
 
-def attempt(tree, target, package, test):
-    """Builds, runs one test: (outcome, detail). SURVIVED is what an unchanged tree must give."""
+def attempt(tree, target, package, tests):
+    """Builds, runs these tests: each with (outcome, detail). SURVIVED is what an unchanged tree must give.
+
+    Without tests: every invariant's test of the package, as (outcome, names of those that failed).
+    """
     environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "RAILFS_BIN_DIR": str(target / "debug"),
                    "CARGO_TERM_COLOR": "never", "RAILFS_FUZZ_SECONDS": "0",
                    # Enough for what is wrong to show.
-                   "RAILFS_MODEL_SEQUENCES": "200", "RAILFS_MODEL_MOUNT_SEQUENCES": "20"}
-    environment.pop("RAILFS_SKIP_LOG", None)
+                   "RAILFS_MODEL_SEQUENCES": "200", "RAILFS_MODEL_MOUNT_SEQUENCES": "20", "RAILFS_SCHEDULES": "8000"}
     skip_log = target / "mutant-skipped.log"
     skip_log.unlink(missing_ok=True)
     environment["RAILFS_SKIP_LOG"] = str(skip_log)
+    every = dict.fromkeys(tests or [])
 
-    builds = [["cargo", "nextest", "run", "--no-run", "--profile", "mutants", "-p", package]]
+    def all_are(outcome, detail):
+        return dict.fromkeys(every, (outcome, detail)) if tests else (outcome, detail)
+
+    builds = [["cargo", "nextest", "run", "--no-run", "--profile", "mutants", *targets(tree, package, every), "-p", package]]
     if package == "railfs-tests":
-        # These start the programs, which only a build of the whole makes.
-        builds.insert(0, ["cargo", "build", "--workspace", "--bins", "--tests"])
-        builds[1][-2:] = ["--workspace"]
+        # These start the programs, which only a build of the whole makes; less what is made of the engine's text, and stops
+        # where a line is not what it was.
+        whole = ["--workspace", "--exclude", "railfs-schedules", "--exclude", "railfs-models"]
+        builds.insert(0, ["cargo", "build", *whole, "--bins"])
+        builds[1][-2:] = whole
     for command in builds:
         code, text = call(command, tree, environment, BUILD_LIMIT)
         if code != 0:
-            return BROKEN, tail(text)
+            return all_are(BROKEN, tail(text))
 
     # Where nextest keeps its reports: below the workspace, whatever the target directory is.
     report = tree / "target" / "nextest" / "mutants" / "junit.xml"
     report.unlink(missing_ok=True)
-    wanted = r"(i[0-9]+_)+" if test is None else rf"{re.escape(test)}$"
-    pattern = rf"package(={package}) & test(/(^|::){wanted}/)"
-    code, text = call([*builds[-1], "-E", pattern, "--no-tests", "pass"], tree, environment, TEST_LIMIT if test else BUILD_LIMIT,
-                      drop="--no-run")
-    if code is None and test is not None:
-        return STUCK, ""
+    wanted = "|".join(f"{re.escape(test)}$" for test in every) or "(i[0-9]+_)+"
+    pattern = f"package(={package}) & test(/(^|::)({wanted})/)"
+    limit = TEST_LIMIT * len(every) if tests else BUILD_LIMIT
+    code, text = call([*builds[-1], "-E", pattern, "--no-tests", "pass"], tree, environment, limit, drop="--no-run")
+    if code is None and tests:
+        return all_are(STUCK, "")
     if not report.exists():
-        return ABSENT, tail(text)
+        return all_are(ABSENT, tail(text))
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    if test is None:
+    if not tests:
         failed = [case for case in cases if any("timeout" not in (child.get("type") or "")
                                                 for child in case if child.tag in ("failure", "error"))]
         return CAUGHT if failed else SURVIVED, [case.get("name") for case in failed]
-    if len(cases) != 1:
-        return ABSENT, f"{len(cases)} tests of {package} end in {test}, wanted exactly one: qualify it with its module"
-    if skip_log.exists() and skip_log.read_text().strip():
-        return ABSENT, skip_log.read_text().strip()
-    trouble = next((child for child in cases[0] if child.tag in ("failure", "error")), None)
+    skipped = skip_log.read_text().strip() if skip_log.exists() else ""
+    return {test: judge(package, test, cases, skipped) for test in every}
+
+
+def targets(tree, package, tests):
+    """Options for cargo that leave out the programs of the package that have none of these tests; none where that is not plain."""
+    options = set()
+    home = next((tree / path).parent for path in sources(tree) if path.name == "Cargo.toml"
+                and f'name = "{package}"' in (tree / path).read_text().split("[dependencies]")[0])
+    for test in tests:
+        name = re.compile(rf"\bfn {test.split('::')[-1]}\b")
+        found = [path for path in sources(home) if path.suffix == ".rs" and name.search((home / path).read_text(errors="replace"))]
+        if len(found) == 1 and found[0].parts[0] == "src" and (home / "src" / "lib.rs").exists():
+            options.add(("--lib",))
+        elif len(found) == 1 and found[0].parent.name == "tests":
+            options.add(("--test", found[0].stem))
+        else:
+            return []
+    return [word for option in sorted(options) for word in option]
+
+
+def judge(package, test, cases, skipped):
+    """What became of one test: (outcome, detail)."""
+    own = [case for case in cases if case.get("name") == test or case.get("name").endswith(f"::{test}")]
+    if len(own) != 1:
+        return ABSENT, f"{len(own)} tests of {package} end in {test}, wanted exactly one: qualify it with its module"
+    if skipped:
+        return ABSENT, skipped
+    trouble = next((child for child in own[0] if child.tag in ("failure", "error")), None)
     if trouble is None:
         return SURVIVED, ""
     if "timeout" in (trouble.get("type") or ""):
         return STUCK, ""
-    return CAUGHT, (trouble.get("type") or "") + "\n" + tail(text)
+    return CAUGHT, (trouble.get("type") or "") + "\n" + tail(trouble.text or "")
 
 
 def call(command, directory, environment, limit, drop=None):

@@ -241,7 +241,7 @@ pub(super) fn plan(ways: &[(Listener, Way)], arena: u64, memlock: Memlock) -> Op
         }
     };
     let all: Vec<Registration> = ways.iter().filter_map(registration).collect();
-    (!all.is_empty()).then(|| check(&all, memlock))
+    (!all.is_empty()).then(|| check(&all, ("arena", arena), memlock))
 }
 
 /// Bytes of a rail's messages.

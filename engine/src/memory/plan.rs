@@ -69,20 +69,22 @@ impl Shortage {
     }
 }
 
-/// The plan in one line, if it fits into four fifths of the limit.
+/// The plan in one line, if it fits into four fifths of the limit: for each device its parts and their sum, the sum of all, and
+/// what caps it (the option or key, and its bytes).
 ///
 /// # Errors
 /// It does not: the line says what is needed and what to do.
-pub fn check(plan: &[Registration], memlock: Memlock) -> Result<String, Shortage> {
+pub fn check(plan: &[Registration], (cap, most): (&str, u64), memlock: Memlock) -> Result<String, Shortage> {
     let of = |device: &Registration| device.parts.iter().map(|(_, bytes)| *bytes).sum::<u64>();
     let device = |device: &Registration| {
         let parts: Vec<String> =
             device.parts.iter().map(|(what, bytes)| format!("{what} {}", format_size(*bytes))).collect();
-        format!("{}: {}", device.device, parts.join(" + "))
+        format!("{}: {} = {}", device.device, parts.join(" + "), format_size(of(device)))
     };
     let total: u64 = plan.iter().map(of).sum();
     let listed: Vec<String> = plan.iter().map(device).collect();
-    let text = format!("registered memory {} ({})", format_size(total), listed.join("; "));
+    let text =
+        format!("registered memory {} ({}; {cap} = {})", format_size(total), listed.join("; "), format_size(most));
     let Some(limit) = memlock.limit else { return Ok(format!("{text}; memlock is not limited")) };
     if memlock.lifted {
         let limit = format_size(limit);
@@ -126,6 +128,8 @@ pub fn all_or_nothing<I, T, E>(
 mod tests {
     use super::*;
 
+    const CAP: (&str, u64) = ("memory.max_registered", 40 << 20);
+
     fn plan() -> Vec<Registration> {
         let device =
             |name: &str| Registration { device: name.into(), parts: vec![("arena", 16 << 20), ("messages", 2 << 20)] };
@@ -135,21 +139,23 @@ mod tests {
     #[test]
     fn i6_memory_is_charged_per_device_and_refused_before_it_is_registered() {
         let limited = |limit| Memlock { limit: Some(limit), lifted: false };
-        let shortage = check(&plan(), limited(44 << 20)).unwrap_err();
+        let shortage = check(&plan(), CAP, limited(44 << 20)).unwrap_err();
         assert_eq!((shortage.need, shortage.limit, shortage.limit_needed()), (36 << 20, 44 << 20, 45 << 20));
         let error = shortage.to_string();
         assert!(error.contains("36 MiB") && error.contains("44 MiB") && error.contains("45 MiB"), "{error}");
         assert!(
-            error.contains("rxe0: arena 16 MiB + messages 2 MiB") && error.contains("LimitMEMLOCK=47185920"),
+            error.contains("rxe0: arena 16 MiB + messages 2 MiB = 18 MiB; rxe1: ")
+                && error.contains("; memory.max_registered = 40 MiB) is more than four fifths")
+                && error.contains("LimitMEMLOCK=47185920"),
             "{error}"
         );
         assert!(
             error.contains("ulimit -l 46080") && error.contains("limits.d") && error.contains("CAP_IPC_LOCK"),
             "{error}"
         );
-        assert!(check(&plan(), limited(45 << 20)).is_ok());
+        assert!(check(&plan(), CAP, limited(45 << 20)).is_ok());
         for free in [Memlock { limit: None, lifted: false }, Memlock { limit: Some(64 << 10), lifted: true }] {
-            assert!(check(&plan(), free).unwrap().contains("36 MiB"));
+            assert!(check(&plan(), CAP, free).unwrap().contains("36 MiB"));
         }
     }
 

@@ -593,7 +593,7 @@ mod tests {
         assert_eq!((row("mode")[1].as_str(), row("io")[1].as_str()), ("strict", "auto"));
         assert!(Io::NAMES.iter().all(|(name, _)| row("io")[2].contains(name)));
         assert!(OPENINGS.iter().all(|(name, _)| row("rdma_opening")[2].contains(name)));
-        assert!(CHECKS.iter().all(|(name, _)| row("check")[2].contains(name)) && row("check")[1] == "frame");
+        assert!(CHECKS.iter().all(|(name, _)| row("check")[2].contains(name)) && row("check")[1] == "auto");
         assert!(Mode::NAMES.iter().all(|(name, _)| row("mode")[2].contains(name)));
         assert_eq!((Options::default().mode, Options::default().io), (Mode::Strict, Io::Auto));
     }
