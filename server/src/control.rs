@@ -5,6 +5,7 @@
 //! the identity that opened it alone; object bytes never travel here.
 
 pub mod addresses;
+pub mod asides;
 pub mod caller;
 pub mod handshake;
 pub mod incoming;

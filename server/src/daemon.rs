@@ -10,6 +10,7 @@ use crate::catalog::{LogCatalog, LogCatalogOptions, Previous, Publisher, Publish
 use crate::config::Config;
 use crate::control::ControlService;
 use crate::control::addresses::{Announced, is_here};
+use crate::control::asides::{Bounded, MAX_STREAMS, Places};
 use crate::control::handshake::Guard;
 use crate::control::incoming::connections;
 use crate::health::Condition;
@@ -305,9 +306,10 @@ impl Daemon {
             reporter.set_serving::<ControlServer<ControlService>>().await;
             tell_health(&reporter, &server.node).await;
         });
+        let asides = (health, Places::new(MAX_STREAMS));
         for (socket, &address) in bound.control.iter().zip(&bound.addresses) {
             let task =
-                serve_control(&runtime, socket, guard.clone(), service.clone(), health.clone(), stopping.clone());
+                serve_control(&runtime, socket, guard.clone(), service.clone(), asides.clone(), stopping.clone());
             let failed = |source| StartError::Listen {
                 what: "the control plane".to_owned(),
                 address,
@@ -475,7 +477,7 @@ fn serve_control(
     socket: &std::net::TcpListener,
     guard: Option<Arc<Guard>>,
     service: ControlService,
-    health: HealthServer<impl Health>,
+    (health, places): (HealthServer<impl Health>, Places),
     mut stopping: watch::Receiver<bool>,
 ) -> io::Result<tokio::task::JoinHandle<()>> {
     let _inside = runtime.enter();
@@ -490,8 +492,8 @@ fn serve_control(
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(5)))
             .max_concurrent_streams(Some(1024))
-            .add_service(health)
-            .add_service(reflection)
+            .add_service(Bounded::new(health, places.clone()))
+            .add_service(Bounded::new(reflection, places))
             .add_service(ControlServer::new(service))
             .serve_with_incoming_shutdown(incoming, async move {
                 let _ = stopping.wait_for(|stopping| *stopping).await;

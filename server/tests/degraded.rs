@@ -71,3 +71,45 @@ fn i11_health_tells_a_missing_directory_from_a_store_that_takes_no_puts() {
         }
     }
 }
+
+#[test]
+fn i6_streams_of_health_and_reflection_are_bounded_and_who_asks_once_is_told() {
+    use railfs_server::control::asides::MAX_STREAMS;
+    use tonic::{Code, codegen::tokio_stream};
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+
+    let server = TestServer::start(1, 1, "");
+    let client = TestClient::connect(&server);
+    let address = format!("http://{}", server.control());
+    let first = HealthCheckRequest { service: HEALTH_PUBLISHING.to_owned() };
+    client.runtime.block_on(async {
+        let channel = tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+        let mut health = HealthClient::new(channel.clone());
+        let mut reflection = ServerReflectionClient::new(channel);
+        let mut watches = Vec::new();
+        for _ in 0..MAX_STREAMS {
+            let mut watch = health.watch(first.clone()).await.unwrap().into_inner();
+            assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
+            watches.push(watch);
+        }
+        let refused = health.watch(first.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(refused.message().contains(&format!("{MAX_STREAMS} streams")), "{refused}");
+        let refused = reflection.server_reflection_info(tokio_stream::empty()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "they share one limit");
+        let told = health.check(first.clone()).await.unwrap().into_inner();
+        assert_eq!(told.status(), ServingStatus::Serving, "whoever asks once is told");
+        // One that ends makes room.
+        drop(watches.pop());
+        let room = async {
+            loop {
+                match health.watch(first.clone()).await {
+                    Err(error) if error.code() == Code::ResourceExhausted => tokio::task::yield_now().await,
+                    answer => break answer.unwrap(),
+                }
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(20), room).await.unwrap();
+    });
+    client.put("a", b"x").unwrap();
+}

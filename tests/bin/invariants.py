@@ -33,6 +33,7 @@ class Table:
     tests: list = field(default_factory=list)  # (invariant, test name, line)
     mutations: list = field(default_factory=list)
     unbroken: list = field(default_factory=list)  # (invariant, reason) of rows with "none (reason)"
+    excused: set = field(default_factory=set)  # names of the tests of those rows
     problems: list = field(default_factory=list)
 
 
@@ -77,6 +78,7 @@ def parse_row(table, cells, number):
         table.tests.append((invariant, span["text"].strip().split()[-1], number))
     if unbroken := NOTHING_TO_BREAK.match(mutation):
         table.unbroken.append((invariant, unbroken["reason"]))
+        table.excused.update(span["text"].strip().split()[-1] for span in CODE.finditer(tests))
         return
     if not CODE.search(tests):
         table.problems.append(f"{where}: {invariant} names no test")

@@ -36,7 +36,7 @@ class Parsing(unittest.TestCase):
         table = invariants.parse(HEAD + "| I1 | g | `i1_a` | `a.rs`: `check();` -> nothing | `p i1_a` |\n"
                                  "| I2 | g | `i2_a` | none (needs verbs) | |\n")
         self.assertEqual((table.problems, table.mutations[0].new), ([], ""))
-        self.assertEqual(table.unbroken, [("I2", "needs verbs")])
+        self.assertEqual((table.unbroken, table.excused), ([("I2", "needs verbs")], {"i2_a"}))
 
     def test_what_it_does_not_understand_it_refuses_with_the_line(self):
         for row, word in [
