@@ -236,16 +236,18 @@ fn i9_a_listener_that_never_answers_is_given_up() {
 
 #[test]
 fn i9_closing_does_not_wait_for_tickets() {
-    struct Slow(Mutex<mpsc::Receiver<()>>);
+    struct Slow(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>);
     impl Tickets for Slow {
         fn join(&self, _lane: Lane, _listener: u32) -> Result<JoinRequest, String> {
-            let _ = self.0.lock().unwrap().recv();
+            let _ = self.0.send(());
+            let _ = self.1.lock().unwrap().recv();
             Err("too late".into())
         }
     }
     let bell = Arc::<Bell>::default();
+    let (ask, asked) = mpsc::channel();
     let (release, blocked) = mpsc::channel();
-    let tickets = Arc::new(Slow(Mutex::new(blocked)));
+    let tickets = Arc::new(Slow(ask, Mutex::new(blocked)));
     let client = client("127.0.0.1:9".parse().unwrap(), Limits::default(), tickets, &bell);
     // Refusals do not wait for them either.
     let id = id();
@@ -253,6 +255,7 @@ fn i9_closing_does_not_wait_for_tickets() {
     let message = message(Do::Echo, 0, 0);
     submit_to(&*client.rail, Submission { id, lane: Lane::Bulk, message, landing: None, deadline });
     client.until("refused", |client| client.log.has(id));
+    asked.recv_timeout(WAIT).unwrap();
     let start = Instant::now();
     client.rail.close();
     assert!(start.elapsed() < Duration::from_secs(2));
