@@ -395,9 +395,14 @@ impl Core {
             .map(|count| count as u64)
     }
 
-    /// Whether nothing is under way: no timer is needed.
+    /// Whether nothing is under way and nobody waits: no timer is needed. Calls count by themselves: what was sent for one may be
+    /// given up before its deadline is looked at.
     pub fn idle(&self) -> bool {
-        self.reads.is_empty() && self.fetches.is_empty() && self.smalls.is_empty() && self.gathering.is_empty()
+        self.reads.is_empty()
+            && self.calls.is_empty()
+            && self.fetches.is_empty()
+            && self.smalls.is_empty()
+            && self.gathering.is_empty()
     }
 
     fn id(&mut self) -> u64 {

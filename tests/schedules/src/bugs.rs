@@ -179,6 +179,12 @@ pub const BUGS: &[Bug] = &[
         )],
     },
     Bug {
+        name: "sleeps_on_calls",
+        what: "the timer sleeps while a call waits for which nothing is sent any more",
+        seeds: 5_000,
+        changes: &[("read/core.rs", "&& self.calls.is_empty()", "&& (PLANTED || self.calls.is_empty())")],
+    },
+    Bug {
         name: "short_bytes",
         what: "fewer bytes than were asked for count as all of them",
         seeds: 200,

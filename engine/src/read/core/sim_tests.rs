@@ -257,7 +257,10 @@ impl Stand {
                 self.act();
             }
             self.sim.advance_to(tick);
-            self.core.tick(tick);
+            // As the timer does: it sleeps while the core says that there is nothing to do.
+            if self.core.rest(tick, Duration::from_millis(10)).is_none() {
+                self.core.tick(tick);
+            }
             self.act();
             let late = self.asked.values().find(|asked| asked.4.after(Duration::from_millis(20)) < tick);
             assert!(late.is_none(), "I9: not answered: {late:?}");

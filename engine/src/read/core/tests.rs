@@ -719,6 +719,35 @@ fn i9_checks_lookups_and_reads_end_at_their_own_deadlines_while_the_server_says_
     }
 }
 
+/// The timer rests while the core says that there is nothing to do.
+#[test]
+fn i9_a_call_whose_rail_fails_as_its_deadline_passes_is_answered_all_the_same() {
+    for which in ["lookup", "check", "pin"] {
+        let mut world = World::new(1, 1, 8 << 20);
+        let (object, name) = (world.object.clone(), world.object.name.clone());
+        let deadline = world.now.after(Duration::from_secs(1));
+        match which {
+            "lookup" => world.core.lookup(world.now, 9001, &name, deadline),
+            "check" => world.core.check(world.now, 9001, &object, deadline),
+            _ => world.core.pin(world.now, 9001, &object, deadline),
+        }
+        world.act();
+        // Nobody ticks at the deadline itself: the rail speaks first, and what was sent is not sent again.
+        world.now = deadline.after(Duration::from_secs(5));
+        while !world.posted.is_empty() || !world.looks.is_empty() {
+            match world.posted.is_empty() {
+                true => world.lose_look(0, Cause::Expired),
+                false => world.lose(0, Cause::Expired),
+            }
+        }
+        assert_eq!(world.core.rest(world.now, Duration::from_secs(1)), None, "{which}: somebody waits");
+        world.core.tick(world.now);
+        let actions = world.core.take_actions();
+        let failed = |action: &Action| matches!(action, Action::Fail { id: 9001, error: Error::TimedOut { .. } });
+        assert!(actions.iter().any(failed), "{which}: {actions:?}");
+    }
+}
+
 #[test]
 fn i9_once_it_is_known_that_nobody_answers_calls_and_reads_fail_soon() {
     let mut world = World::new(1, 1, 8 << 20);

@@ -456,7 +456,10 @@ impl Stand {
                 self.act();
             }
             self.sim.advance_to(tick);
-            self.core.tick(tick);
+            // As the timer does: it sleeps while the core says that there is nothing to do.
+            if self.core.rest(tick, TICK).is_none() {
+                self.core.tick(tick);
+            }
             self.act();
             self.run_agenda(tick);
             self.wellness(tick);
