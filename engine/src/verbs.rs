@@ -175,7 +175,7 @@ mod memory;
 mod qp;
 
 pub use cq::{Completion, Cq, Done, Status};
-pub use device::{Context, DeviceFacts, Gid, GidKind, Port, PortState, devices};
+pub use device::{Context, DeviceFacts, Gid, GidKind, Port, PortState, devices, no_device};
 pub use event::{DeviceEvent, next_event};
 pub use memory::{Access, Buffers, Mr, Pd, Registrable, Slice, Window};
 pub use qp::{Init, Limits, Peer, PortChoice, PostError, Qp, Reset, Rtr, Rts, Work, WrId, WrKind, mtu_bytes};

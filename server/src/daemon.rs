@@ -26,6 +26,7 @@ use railfs_engine::memory::Arena;
 use railfs_engine::memory::plan::{Memlock, check};
 use railfs_engine::tls::{Stamp, TlsError};
 use railfs_proto::v1::control_server::ControlServer;
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -69,8 +70,11 @@ pub enum StartError {
     #[error("no interface of this machine has the address of any rail ({0}): bring one up, or set another rail.listen")]
     NoRail(String),
     /// See the message.
-    #[error("an RDMA rail cannot be had: {0} (only `require_rdma` makes a device that is not there an error)")]
+    #[error("an RDMA rail cannot be had: {0} (without `require_rdma` the others would be served)")]
     Rdma(String),
+    /// See the message.
+    #[error("no rail can be had: {0}; make one of their devices available, or add a rail with transport = \"tcp\"")]
+    NoneToBeHad(String),
     /// More is to be registered than may be locked.
     #[error("RDMA rails: {0} (memory.max_registered is the sum of what is registered)")]
     Shortage(railfs_engine::memory::plan::Shortage),
@@ -169,7 +173,7 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
     }
     let memory =
         Memory::start(config).map_err(|detail| StartError::Resources { what: "memory.max_registered", detail })?;
-    let (mut rails, mut gates, mut announced) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut rails, mut gates, mut announced, mut refused) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (id, rail) in (0u32..).zip(&config.rails) {
         let gate = Gate::new(id);
         let listener = match Listener::start(id, rail, memory.as_ref(), clock, Arc::clone(&gate)) {
@@ -177,7 +181,7 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
                 Some(why) if config.require_rdma => return Err(StartError::Rdma(why)),
                 why => {
                     if let Some(why) = why {
-                        tracing::error!(rail = id, fabric = rail.fabric, %why, "an RDMA rail cannot be had now: the others are served, and it is tried again");
+                        tracing::error!(rail = id, fabric = rail.fabric, %why, "an RDMA rail cannot be had now: others are served, if there are any, and it is tried again");
                     }
                     Some(listener)
                 }
@@ -185,7 +189,8 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
             Err(Failure::Tcp(error)) => return Err(StartError::Rail(error)),
             Err(Failure::Rdma(why)) if config.require_rdma => return Err(StartError::Rdma(why)),
             Err(Failure::Rdma(why)) => {
-                tracing::error!(rail = id, fabric = rail.fabric, %why, "an RDMA rail cannot be had: the others are served without it");
+                tracing::error!(rail = id, fabric = rail.fabric, %why, "an RDMA rail cannot be had: others are served without it, if there are any");
+                refused.push(why);
                 None
             }
         };
@@ -195,7 +200,8 @@ fn listen(config: &Config, clock: Clock) -> Result<Bound, StartError> {
         gates.push(gate);
     }
     if rails.iter().flatten().all(|rail: &Listener| rail.why().is_some()) {
-        return Err(StartError::Rdma("no rail can be had".to_owned()));
+        let why: BTreeSet<String> = rails.iter().flatten().filter_map(Listener::why).chain(refused).collect();
+        return Err(StartError::NoneToBeHad(why.into_iter().collect::<Vec<_>>().join("; ")));
     }
     let speeds = rails.iter().map(|rail: &Option<Listener>| rail.as_ref().map_or(0, Listener::speed_mbps)).collect();
     let announced = Announced::new(addresses.clone(), announced).with_speeds(speeds);

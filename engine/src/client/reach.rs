@@ -132,6 +132,9 @@ fn discover(listeners: &[Listener], rdma: Rdma, find: Find<'_>) -> Reached {
             ways.push((listener.clone(), Way::Tcp { remote, local: None }));
         }
     }
+    if rdma == Rdma::Off && ways.is_empty() && reasons.is_empty() && !listeners.is_empty() {
+        reasons.push("the server offers RDMA rails only, and RDMA is not wanted (no_rdma)".to_owned());
+    }
     Reached { ways, reasons, skipped: found.skipped }
 }
 
@@ -260,6 +263,7 @@ pub(super) fn messages() -> u64 {
 #[cfg(feature = "rdma")]
 pub(super) fn find(wanted: &[(&str, IpAddr)], device: Option<&str>) -> Found {
     use crate::rail::verbs::{Wanted, candidates, match_devices};
+    use crate::verbs::no_device;
     // What the kernel would send from; nothing is sent.
     let routed = |remote: IpAddr| {
         let any: SocketAddr = if remote.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
@@ -275,6 +279,11 @@ pub(super) fn find(wanted: &[(&str, IpAddr)], device: Option<&str>) -> Found {
         }
     };
     if let Some(device) = device {
+        let there: BTreeSet<String> = all.iter().map(|candidate| candidate.device.clone()).collect();
+        if !there.contains(device) {
+            let none = no_device(device, &there.into_iter().collect::<Vec<_>>());
+            return Found { ways: wanted.iter().map(|_| Err(none.clone())).collect(), skipped: Vec::new() };
+        }
         all.retain(|candidate| candidate.device == device);
     }
     let wanted: Vec<Wanted<'_>> = wanted.iter().map(|&(fabric, address)| Wanted { fabric, address }).collect();

@@ -63,6 +63,28 @@ fn i6_the_plan_counts_every_rdma_rail() {
 }
 
 #[test]
+fn i11_without_rdma_a_server_of_rdma_rails_only_is_a_reason_at_once() {
+    let offered = offered();
+    let rdma: Vec<Listener> = offered.iter().filter(|of| matches!(of.transport, Transport::Rdma(_))).cloned().collect();
+    let found = reach(&rdma, Rdma::Off, &[], &|_, _| panic!("nobody asked"));
+    assert!(found.ways.is_empty() && found.reasons.len() == 1, "{:?}", found.reasons);
+    assert!(
+        found.reasons[0].contains("RDMA rails only") && found.reasons[0].contains("no_rdma"),
+        "{:?}",
+        found.reasons
+    );
+}
+
+#[test]
+#[cfg(feature = "rdma")]
+fn i11_a_device_that_is_not_there_is_named_beside_those_that_are() {
+    let none = crate::verbs::no_device("nosuch", &[]);
+    assert_eq!(none, "there is no RDMA device nosuch, nor any other");
+    let there = ["rxe0".to_owned(), "rxe1".to_owned()];
+    assert!(crate::verbs::no_device("nosuch", &there).ends_with("(there are: rxe0, rxe1)"));
+}
+
+#[test]
 fn required_and_not_offered_is_a_reason() {
     let tcp = [listener(0, "a", Transport::Tcp("10.9.0.1:7421".parse().unwrap()))];
     let found = reach(&tcp, Rdma::Required, &[], &only_a);

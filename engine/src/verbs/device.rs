@@ -179,6 +179,14 @@ pub fn devices() -> Result<Vec<String>, String> {
     Ok((0..list.2).filter_map(|index| list.name(index).map(|(name, _)| name)).collect())
 }
 
+/// What is said of a device that is not among these.
+pub fn no_device(name: &str, there: &[String]) -> String {
+    match there {
+        [] => format!("there is no RDMA device {name}, nor any other"),
+        there => format!("there is no RDMA device {name} (there are: {})", there.join(", ")),
+    }
+}
+
 fn zeroed<T: Copy>() -> T {
     // SAFETY: only used for plain C structs of numbers, for which zero is a value.
     unsafe { std::mem::zeroed() }
@@ -206,7 +214,7 @@ impl Context {
             context.nonblocking_events().map_err(|error| format!("device {name}: {error}"))?;
             return Ok(context);
         }
-        Err(format!("there is no RDMA device {name} (there are: {})", names.join(", ")))
+        Err(no_device(name, &names))
     }
 
     /// The device's name.
