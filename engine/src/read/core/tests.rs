@@ -723,7 +723,7 @@ fn i9_checks_lookups_and_reads_end_at_their_own_deadlines_while_the_server_says_
 #[test]
 fn i9_a_call_whose_rail_fails_as_its_deadline_passes_is_answered_all_the_same() {
     for which in ["lookup", "check", "pin"] {
-        let mut world = World::new(1, 1, 8 << 20);
+        let mut world = World::new(1, 2, 8 << 20);
         let (object, name) = (world.object.clone(), world.object.name.clone());
         let deadline = world.now.after(Duration::from_secs(1));
         match which {
@@ -732,7 +732,7 @@ fn i9_a_call_whose_rail_fails_as_its_deadline_passes_is_answered_all_the_same() 
             _ => world.core.pin(world.now, 9001, &object, deadline),
         }
         world.act();
-        // Nobody ticks at the deadline itself: the rail speaks first, and what was sent is not sent again.
+        // Nobody ticks at the deadline itself: the rail speaks first, and what it failed is too late for the other rail.
         world.now = deadline.after(Duration::from_secs(5));
         while !world.posted.is_empty() || !world.looks.is_empty() {
             match world.posted.is_empty() {
