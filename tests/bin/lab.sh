@@ -62,55 +62,33 @@ for name in rail_conformance railfs_engine; do
 done
 export RAILFS_BIN_DIR=$programs/root/usr/bin
 
-# run SUITE: what became of it goes to OUT.
-run() {
-  local suite=$1 kind=$1 began=$SECONDS status=0 options=() limit least
-  # A machine that does other things as well is slower by a multiple.
-  limit=${RAILFS_LAB_LIMIT:-900}
+# A machine that does other things as well is slower by a multiple.
+export RAILFS_LAB_LIMIT=${RAILFS_LAB_LIMIT:-600}
+for suite in "${suites[@]}"; do
+  began=$SECONDS
+  echo "lab: $suite"
+  rm -rf "$out/lab-$suite"
+  status=0
+  options=()
+  kind=$suite
   case $suite in
     faults) kind=run ;;
     rdma)
       kind=run
       # The longest of them: what every rail promises, and whole objects over emulated devices.
       least=$((${RAILFS_FULL:-0} == 1 ? 2700 : 1200))
-      ((limit >= least)) || limit=$least
+      ((RAILFS_LAB_LIMIT >= least)) || RAILFS_LAB_LIMIT=$least
       ;;
     rdma-pair)
       kind=pair
-      ((limit >= 1200)) || limit=1200
+      ((RAILFS_LAB_LIMIT >= 1200)) || RAILFS_LAB_LIMIT=1200
       ;;
   esac
-  echo "lab: $suite"
-  rm -rf "$out/lab-$suite"
   [[ $kind == pair ]] || options=(--disk $((${RAILFS_FULL:+1} + 0 > 0 ? 1024 : 512)))
-  RAILFS_LAB_LIMIT=$limit tests/lab/lab "$kind" "${options[@]}" --out "$out/lab-$suite" "tests/lab/cases/$suite.sh" || status=$?
+  tests/lab/lab "$kind" "${options[@]}" --out "$out/lab-$suite" "tests/lab/cases/$suite.sh" || status=$?
   cat "$out/lab-$suite"/*/results >"$out/lab-$suite.results" 2>/dev/null || true
   echo "$status" >"$out/lab-$suite.status"
   # What tests of invariants have tried there.
   [[ -z ${RAILFS_TALLY_LOG:-} ]] || cat "$out/lab-$suite"/*/tally >>"$RAILFS_TALLY_LOG" 2>/dev/null || true
   echo "lab: $suite took $((SECONDS - began)) s, status $status"
-}
-
-# RAILFS_LAB_LANES=2: single guests run two at a time, the longest first. Soft-RoCE gives a peer up that is not given a processor for
-# two seconds, so it is one after another unless asked for.
-singles=() pairs=()
-for suite in "${suites[@]}"; do
-  case $suite in
-    *pair) pairs+=("$suite") ;;
-    rdma) singles=("$suite" "${singles[@]}") ;;
-    *) singles+=("$suite") ;;
-  esac
-done
-lanes=${RAILFS_LAB_LANES:-1} running=0
-for suite in "${singles[@]}"; do
-  if ((running == lanes)); then
-    wait -n || true
-    running=$((running - 1))
-  fi
-  run "$suite" &
-  running=$((running + 1))
-done
-wait
-for suite in "${pairs[@]}"; do
-  run "$suite"
 done
