@@ -50,7 +50,7 @@ done
 for name in rail_conformance railfs_engine; do
   newest=
   for program in "$RAILFS_BIN_DIR/deps/$name"-*; do
-    if [[ -x $program && ! -d $program && $program != *.* && (-z $newest || $program -nt $newest) ]]; then newest=$program; fi
+    if [[ -x $program && ! -d $program && ${program##*/} != *.* && (-z $newest || $program -nt $newest) ]]; then newest=$program; fi
   done
   [[ -z $newest ]] || strip -o "$programs/$name" "$newest" 2>/dev/null || cp "$newest" "$programs/$name"
 done
