@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building, testing and the demo need; doing it twice changes nothing.
 # As root on Debian or Ubuntu it installs the missing packages; elsewhere it says what is missing and ends with 1.
-# `setup.sh demo` asks only for what the demo needs.
+# `setup.sh demo` asks only for what the demo needs; `setup.sh missing` only names the packages that are missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -59,7 +59,11 @@ is_there() {
     ibverbs-headers) [[ -e /usr/include/infiniband/verbs.h ]] ;;
     rdmacm-headers) [[ -e /usr/include/rdma/rdma_cma.h ]] ;;
     # 13 to 15: newer ones write layouts that the generator of rdma-sys does not read.
-    libclang) [[ -n ${LIBCLANG_PATH:-} ]] || compgen -G '/usr/lib/llvm-1[345]/lib/libclang*.so*' >/dev/null ;;
+    # libclang-cpp, which other programs bring along, is another library.
+    libclang)
+      [[ -n ${LIBCLANG_PATH:-} ]] || compgen -G "${RAILFS_LLVM:-/usr/lib}/llvm-1[345]/lib/libclang.so*" >/dev/null ||
+        compgen -G "${RAILFS_LLVM:-/usr/lib}/llvm-1[345]/lib/libclang-1*.so*" >/dev/null
+      ;;
     librxe) compgen -G '/usr/lib/*/libibverbs/librxe-*' >/dev/null ;;
     # iproute2 and others live in /usr/sbin, which an ordinary user's PATH may lack.
     *) PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null ;;
@@ -76,6 +80,10 @@ for entry in "${needed[@]}"; do
   fi
 done
 
+if [[ ${1:-} == missing ]]; then
+  ((${#packages[@]} == 0)) || printf '%s\n' "${packages[@]}"
+  exit 0
+fi
 if ((${#packages[@]} > 0)); then
   if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
     say "installing ${packages[*]}"
