@@ -359,9 +359,10 @@ impl Daemon {
         &self.control
     }
 
-    /// Where the rails listen, in the order of the configuration; rails of RDMA devices with port 0.
+    /// Where the rails that there are listen, in the order of the configuration; rails of RDMA devices with port 0.
     pub fn rail_addresses(&self) -> Vec<SocketAddr> {
-        self.listeners.iter().flatten().filter_map(Listener::address).collect()
+        let there = self.listeners.iter().flatten().filter(|rail| rail.why().is_none());
+        there.filter_map(Listener::address).collect()
     }
 
     /// What was found at start.

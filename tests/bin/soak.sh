@@ -18,7 +18,8 @@ rm -rf "$target/soak"
 mkdir -p "$target/soak"
 export RAILFS_BIN_DIR=$target/debug RAILFS_SKIP_LOG=$target/soak/skipped.log
 export RAILFS_STORM_SECONDS=$((minutes * 60)) RAILFS_STORM_REPORT=$target/soak/report.md RAILFS_STORM_LOGS=$target/soak/logs
-cargo test --quiet -p railfs-tests --test storm -- --nocapture
+# Of the whole workspace: with the features with which all was built.
+cargo test --quiet --workspace --test storm -- --nocapture
 if [[ ! -s $RAILFS_STORM_REPORT ]]; then
   cat "$RAILFS_SKIP_LOG" 2>/dev/null || true
   echo "nothing was run" >&2

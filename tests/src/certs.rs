@@ -24,6 +24,12 @@ pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
+    }
+}
+
 /// Paths of a certificate, its key, and whom it believes.
 #[derive(Clone, Debug)]
 pub struct Held {
@@ -45,6 +51,10 @@ impl Held {
         let of = |name: &str, path: &Path| [format!("--{name}"), path.display().to_string()];
         let ([a, b], [c, d], [e, f]) = (of("cert", &self.cert), of("key", &self.key), of("ca", &self.ca));
         [a, b, c, d, e, f]
+    }
+    /// As variables of a client.
+    pub fn environment(&self) -> Vec<(&'static str, PathBuf)> {
+        vec![("RAILFS_CERT", self.cert.clone()), ("RAILFS_KEY", self.key.clone()), ("RAILFS_CA", self.ca.clone())]
     }
     /// As `[security]` of a server.
     pub fn security(&self) -> String {

@@ -63,6 +63,8 @@ pub struct Cluster {
     mounts: u32,
     /// Of the server's process, from the next start on.
     pub environment: Vec<(String, String)>,
+    /// Of clients' processes.
+    pub of_clients: Vec<(&'static str, PathBuf)>,
     /// Everything of this store lies below.
     pub root: tempfile::TempDir,
 }
@@ -129,6 +131,7 @@ impl Cluster {
             starts,
             mounts,
             environment: Vec::new(),
+            of_clients: Vec::new(),
             root,
         };
         cluster.configure();
@@ -166,7 +169,7 @@ impl Cluster {
             let _ = write!(text, "[[rail]]\nfabric = \"f{place}\"\ntransport = \"tcp\"\nlisten = \"{rail}\"\n");
         }
         let _ = write!(text, "[retention]\nsuperseded = \"{}\"\npin_lease = \"2 s\"\n", plan.retention);
-        if plan.network {
+        if plan.network && !plan.more.contains("[security]") {
             text.push_str("[security]\ninsecure = true\n");
         }
         text + &plan.more
@@ -199,7 +202,9 @@ impl Cluster {
     }
     /// The client's program, without arguments.
     pub fn railfs(&self) -> Command {
-        self.command(Side::Client, "railfs")
+        let mut command = self.command(Side::Client, "railfs");
+        command.envs(self.of_clients.iter().map(|(name, value)| (name, value)));
+        command
     }
     /// `bash` inside the network of the store, where it has one of its own.
     pub fn nobody(&self) -> Option<Command> {

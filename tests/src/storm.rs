@@ -2,13 +2,15 @@
 //!
 //! Guarantees: what a read may show follows from what was put and acknowledged ([`history`]), never from what a read showed
 //! before it was checked; an error counts as explained only while a fault was there that explains it ([`weather`]); a call that
-//! takes longer than its limit is a hung call, also if it ends well; the same seed makes the same choices.
+//! takes longer than its limit is a hung call, also if it ends well; the same seed makes the same choices. Control connections are
+//! of mutual TLS, and certificates are replaced now and then.
 
 pub mod faults;
 pub mod history;
 pub mod readers;
 pub mod weather;
 
+use crate::certs::{Authority, Held, When};
 use crate::cluster::{Cluster, Plan};
 use crate::data::Random;
 use crate::mount::Mount;
@@ -163,9 +165,36 @@ fn write(world: &World, cluster: &Shared<'_>, weather: &Weather, seed: u64, part
     (done, unknown)
 }
 
+/// Who signs whom.
+#[derive(Debug)]
+pub struct Certificates {
+    servers: Authority,
+    clients: Authority,
+    files: tempfile::TempDir,
+    /// The server's addresses.
+    names: Vec<String>,
+}
+
+impl Certificates {
+    fn new(names: Vec<String>) -> Certificates {
+        let files = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+        Certificates { servers: Authority::new("servers"), clients: Authority::new("clients"), files, names }
+    }
+    /// Another for the server, in place of its last.
+    pub fn server(&self) -> Held {
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        self.servers.server(self.files.path(), &names, &self.clients)
+    }
+    /// Another for the clients.
+    pub fn client(&self) -> Held {
+        self.clients.client(self.files.path(), "reader", When::Now, &self.servers)
+    }
+}
+
 /// The store, which faults take down and bring back while others ask it for commands and addresses.
 pub struct Shared<'a> {
     cluster: std::sync::Mutex<&'a mut Cluster>,
+    certificates: &'a Certificates,
     /// Where files may be made.
     pub root: std::path::PathBuf,
 }
@@ -184,8 +213,17 @@ impl Shared<'_> {
 pub fn run_storm(size: Size) -> Report {
     let began = Instant::now();
     let network = crate::netns::cannot();
-    let plan = Plan { directories: 4, rails: 2, network: network.is_none(), ..Plan::default() };
-    let mut cluster = Cluster::start(&plan);
+    let names = if network.is_none() {
+        [1, 2].map(|rail| crate::netns::Network::address(rail).to_string()).to_vec()
+    } else {
+        vec!["127.0.0.1".to_owned()]
+    };
+    let certificates = Certificates::new(names);
+    let more = certificates.server().security();
+    let plan = Plan { directories: 4, rails: 2, network: network.is_none(), more, ..Plan::default() };
+    let mut cluster = Cluster::new(&plan);
+    cluster.of_clients = certificates.client().environment();
+    cluster.serve();
     let world = World::new();
     let root = cluster.root.path().to_owned();
     for object in &world.objects {
@@ -218,7 +256,8 @@ pub fn run_storm(size: Size) -> Report {
     let mut first: Vec<_> = mounts.iter().map(|mount| level(mount.pid())).collect();
     first.push(level(cluster.server().pid()));
 
-    let shared = Shared { cluster: std::sync::Mutex::new(&mut cluster), root: root.clone() };
+    let shared =
+        Shared { cluster: std::sync::Mutex::new(&mut cluster), certificates: &certificates, root: root.clone() };
     let (seen, puts, faults) = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..size.readers)
             .map(|number| {

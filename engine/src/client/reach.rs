@@ -203,6 +203,9 @@ fn one(listeners: &[Listener], place: u32, rail: &ManualRail, find: Find<'_>) ->
     });
     let listener = match (known, rail.listener) {
         (Some(known), _) => known.clone(),
+        (None, Some(number)) if let Some(other) = listeners.iter().find(|listener| listener.transport == transport) => {
+            return Err(format!("the server announces it as number {}, not {number}: leave #{number} out", other.id));
+        }
         // By hand it is known where the server says nothing, or not this.
         (None, None) if !listeners.is_empty() => {
             return Err(format!(

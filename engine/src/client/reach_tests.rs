@@ -130,6 +130,11 @@ fn a_list_by_hand_is_all_there_is() {
     assert!(found.reasons[2].contains("say its number as well"), "{:?}", found.reasons);
     // With its number it is believed: the server may be reached by an address that it does not know.
     assert_eq!(ids(&reach(&offered, Rdma::Auto, &by_hand("rxe0~10.9.7.1#3"), &every)), [(3, "rdma")]);
+    // But not where the server knows the address by another number.
+    assert_eq!(ids(&reach(&offered, Rdma::Auto, &by_hand("rxe0~10.9.1.1#3"), &every)), [(3, "rdma")]);
+    let found = reach(&offered, Rdma::Auto, &by_hand("rxe0~10.9.1.1#1"), &every);
+    assert_eq!(found.ways, vec![]);
+    assert!(found.reasons[0].contains("announces it as number 3, not 1: leave #1 out"), "{:?}", found.reasons);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use rdma_sys::{ibv_context, ibv_device_attr, ibv_port_attr};
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{BorrowedFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -119,6 +120,8 @@ pub(super) struct ContextInner {
     pub(super) raw: NonNull<ibv_context>,
     pub(super) library: &'static Library,
     pub(super) name: String,
+    /// Where the kernel shows the device to programs, for as long as it does; none: not known.
+    pub(super) shown: Option<PathBuf>,
 }
 
 // SAFETY: verbs may be called from any thread; the pointer is freed once, when the last owner is dropped.
@@ -210,7 +213,11 @@ impl Context {
             // SAFETY: as above.
             let raw = NonNull::new(unsafe { (list.0.ibv_open_device)(device) });
             let raw = raw.ok_or_else(|| failed("ibv_open_device", name, None).to_string())?;
-            let context = Context(Arc::new(ContextInner { raw, library: list.0, name: name.to_owned() }));
+            // SAFETY: a device of the list has the name of its character device, a C string that lives as long as it.
+            let character = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) };
+            let shown = Path::new("/sys/class/infiniband_verbs").join(&*character.to_string_lossy());
+            let shown = Some(shown).filter(|path| path.exists());
+            let context = Context(Arc::new(ContextInner { raw, library: list.0, name: name.to_owned(), shown }));
             context.nonblocking_events().map_err(|error| format!("device {name}: {error}"))?;
             return Ok(context);
         }
@@ -220,6 +227,12 @@ impl Context {
     /// The device's name.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Whether the kernel still shows the device. One that is being taken away may wait, without a word, until whoever has it
+    /// open closes it (Soft-RoCE, Linux 6.1). Its name may change while it is open.
+    pub fn is_there(&self) -> bool {
+        self.0.shown.as_ref().is_none_or(|path| path.try_exists().unwrap_or(true))
     }
 
     /// The same open device?

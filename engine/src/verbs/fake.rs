@@ -142,7 +142,7 @@ impl Fake {
         raw.ops.dealloc_mw = Some(dealloc_mw);
         let raw = NonNull::from(Box::leak(Box::new(raw)));
         FAKES.lock().unwrap_or_else(PoisonError::into_inner).push((raw.as_ptr().addr(), fake.clone()));
-        (Context(Arc::new(ContextInner { raw, library: &LIBRARY, name: name.to_owned() })), fake)
+        (Context(Arc::new(ContextInner { raw, library: &LIBRARY, name: name.to_owned(), shown: None })), fake)
     }
 
     fn note(&self, what: &str) {

@@ -291,6 +291,10 @@ pub fn parse(text: &str, file: &str, host: &str) -> Result<(Config, Origin), Con
     };
     let require_rdma = top.boolean("require_rdma")?.unwrap_or(false);
     let verbs = rails.iter().filter(|rail| rail.is_rdma()).count() as u64;
+    if require_rdma && verbs == 0 {
+        let problem = "is true, and no [[rail]] has transport = \"rdma\": give one that, or leave this key out";
+        return Err(source.error(top.get("require_rdma").map(|value| value.span()), "require_rdma", problem));
+    }
     let least = MIN_MAX_REGISTERED + verbs * MIN_RDMA_REGISTERED;
     if verbs > 0 && max_registered / 2 < least {
         let problem = format!(

@@ -105,6 +105,7 @@ fn what_is_wrong_is_named_with_key_and_line() {
     let with = |rest: &str| refused(&format!("stripe_dirs = [\"/a\"]\n{rest}"));
     for (text, want) in [
         ("node = 7", "f.toml:2: node: is a TOML integer"),
+        ("require_rdma = true", "f.toml:2: require_rdma: is true, and no [[rail]] has transport = \"rdma\""),
         ("node = \"a b\"", "f.toml:2: node:"),
         ("state_dir = \"x\"", "f.toml:2: state_dir: \"x\" is a relative path"),
         ("state_dir = \"/a/x\"", "lies inside this stripe directory"),

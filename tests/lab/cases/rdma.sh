@@ -149,6 +149,42 @@ i10_a_rail_whose_address_goes_costs_no_read_and_comes_back() {
   quiet 2
 }
 
+# A device that is taken away in the middle of a read is let go, though Soft-RoCE says nothing of it: the client's, then the
+# server's. Once it is there again its rail comes back by itself.
+i10_a_device_that_is_taken_away_is_let_go_and_comes_back() {
+  local end connects reader
+  for end in c s; do
+    two_rails
+    connects=$(connects 1)
+    reading middle
+    timeout 60 rdma link delete rxe1$end
+    goes_on
+    rdma link add rxe1$end type rxe netdev rail1$end
+    within 90 usable 2
+    done_reading
+    (($(connects 1) > connects))
+    quiet 2
+  done
+}
+
+# Packets of verbs are dropped, and TCP is not: such a rail is never called up, and says what to look at.
+i10_a_rail_whose_packets_are_dropped_is_not_up_and_says_so() {
+  two_rails
+  unmount
+  nft add table inet lab
+  nft add chain inet lab input '{ type filter hook input priority 0; }'
+  nft add rule inet lab input iifname rail1s udp dport 4791 drop
+  railfs mount "$url/" $mountpoint -o "$patience,log=$work/mount.log,arena=16MiB,readahead=4MiB"
+  within 60 eval 'status | jq -e ".rails[1].reason | test(\"port 4791\")"'
+  right middle
+  up 1
+  (($(connects 1) == 0))
+  nft delete table inet lab
+  within 60 usable 2
+  right middle
+  within 60 up 2
+}
+
 # The second way, without windows, on a device that has them: the same bytes, through a rail that fails as well.
 i1_the_whole_arena_opened_reads_what_was_put() {
   all_gone
@@ -416,6 +452,7 @@ if [[ -n ${RAILFS_LAB_ALL:-}${RAILFS_FULL:-}${RAILFS_LAB_CASES:-} ]]; then
   cases+=(i1_one_verbs_rail_reads_what_was_put i1_i4_a_put_is_read_from_the_clients_memory
     i4_readers_that_are_killed_leave_nothing_behind i10_a_write_that_outlives_its_request_costs_no_read
     i10_a_server_whose_writes_time_out_costs_no_read i10_a_rail_whose_address_goes_costs_no_read_and_comes_back
+    i10_a_device_that_is_taken_away_is_let_go_and_comes_back i10_a_rail_whose_packets_are_dropped_is_not_up_and_says_so
     i1_the_whole_arena_opened_reads_what_was_put i10_a_dead_listener_is_done_without
     i3_devices_are_not_believed_for_a_server_that_is_gone i3_checks_by_read_do_not_move_the_servers_counter
     i3_the_successor_of_a_killed_server_waits_out_the_lease checks_both_ways_side_by_side)

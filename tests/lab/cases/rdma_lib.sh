@@ -95,8 +95,8 @@ done_reading() {
 # told PATTERN: the mount's log says so.
 told() { grep -E -- "$1" $work/mount.log; }
 
-# What the kernel has of devices: queue pairs, registrations and so on.
-resources() { rdma resource show | tr -s ' '; }
+# What the kernel has of devices: queue pairs, registrations and so on, whatever their numbers.
+resources() { rdma resource show | tr -s ' ' | sed 's/^[0-9]*: //' | sort; }
 as_at_first() { [[ $(resources) == "$(cat $work/resources)" ]]; }
 
 # Nothing in flight and no memory held, on either side; queue pairs, registrations and pinned bytes as for so many rails that

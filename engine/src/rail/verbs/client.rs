@@ -1,8 +1,9 @@
 //! The client's end of a verbs rail: one connection to one listener, kept up.
 //!
 //! Guarantees:
-//! * The rail is up when all its queue pairs are connected; when one of them fails all are destroyed, and new ones are made.
-//!   Work of the old ones has failed by then; it is never moved (I5).
+//! * The rail is up when all its queue pairs are connected and the other side's device has acknowledged a message on each: a
+//!   handshake over the control connection says nothing of the way that the rail's packets take. When one of them fails all
+//!   are destroyed, and new ones are made. Work of the old ones has failed by then; it is never moved (I5).
 //! * One thread decides, and another, made for each attempt, opens, registers and connects: what blocks there delays nothing
 //!   else (I9). The arena is registered once, and stays so while the device is open.
 //! * A port that goes down ends the connection at once, one that comes up is tried at once.
@@ -36,6 +37,8 @@ enum Note {
     Deferred,
     Nudge,
     Attempt(Result<Arc<Group>, String>),
+    /// On each queue pair of the connection with this number something has arrived.
+    Reached(u32),
     /// The connection with this number has ended.
     Ended(u32, String),
     Silence,
@@ -109,6 +112,7 @@ struct Shared {
     ready: Mutex<Option<Opened>>,
     /// The device has failed: it is opened anew.
     reopen: AtomicBool,
+    /// The connection, from when its thread runs; requests wait until it is ready.
     current: RwLock<Option<Arc<Group>>>,
     generations: AtomicU32,
     state: Mutex<State>,
@@ -192,8 +196,10 @@ impl VerbsRail {
         let _ = self.0.notes.send(Note::Nudge);
     }
 
+    /// The connection, once it is up.
     fn group(&self) -> Option<Arc<Group>> {
-        self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let current = self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        current.filter(|group| group.is_ready())
     }
 }
 
@@ -267,6 +273,8 @@ enum Phase {
     Waiting(Time),
     /// An attempt is under way.
     Connecting,
+    /// All is connected, and nothing has been acknowledged on some queue pair.
+    Joining(Arc<Group>),
     /// Up, or on its way down.
     Connected(Arc<Group>),
 }
@@ -308,7 +316,7 @@ impl Keeper {
                     Err(RecvTimeoutError::Timeout) => continue,
                     Err(RecvTimeoutError::Disconnected) => return self.close(),
                 },
-                Phase::Connecting | Phase::Connected(_) => match self.inbox.recv() {
+                Phase::Connecting | Phase::Joining(_) | Phase::Connected(_) => match self.inbox.recv() {
                     Ok(note) => note,
                     Err(_) => return self.close(),
                 },
@@ -326,17 +334,22 @@ impl Keeper {
                 }
             }
             Note::Attempt(Ok(group)) => {
-                if let Err(why) = self.come_up(group) {
+                if let Err(why) = self.join(group) {
                     self.go_down(why);
                 }
             }
             Note::Attempt(Err(why)) => self.go_down(why),
+            Note::Reached(number) if number == self.number => self.come_up(),
             Note::Silence => self.silence(),
             Note::Ended(number, why) if number == self.number => {
                 self.forget();
+                let why = match &self.phase {
+                    Phase::Joining(group) if !group.is_polite() => self.unreached(&why),
+                    _ => why,
+                };
                 self.go_down(why);
             }
-            Note::Ended(..) => {}
+            Note::Reached(_) | Note::Ended(..) => {}
         }
     }
 
@@ -389,29 +402,48 @@ impl Keeper {
         self.set_state(State::Down(why));
     }
 
-    fn come_up(&mut self, group: Arc<Group>) -> Result<(), String> {
+    /// Begins to send; the rail is up when that has arrived.
+    fn join(&mut self, group: Arc<Group>) -> Result<(), String> {
         self.number += 1;
         let (of_group, of_rail) = (group.running(), self.shared.latch.enter());
         let (of_thread, notes, number) = (group.clone(), self.shared.notes.clone(), self.number);
         let name = format!("{}-poll", self.shared.config.name);
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             of_rail.begin();
-            let why = of_thread.run(&|_| drop(notes.send(Note::Silence)), &|| ());
+            let reached = || drop(notes.send(Note::Reached(number)));
+            let why = of_thread.run(&|_| drop(notes.send(Note::Silence)), &reached);
             drop(of_thread);
             let _ = notes.send(Note::Ended(number, why));
             drop((of_group, of_rail));
         });
         spawned.map_err(|error| format!("no thread could be started: {error}"))?;
+        // The device's events are about it from here on.
+        *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(group.clone());
         group.say_ready();
+        self.phase = Phase::Joining(group);
+        Ok(())
+    }
+
+    fn come_up(&mut self) {
+        let Phase::Joining(group) = &self.phase else { return };
+        let group = group.clone();
         add(&self.shared.totals.connects, 1);
         self.backoff.connected(self.shared.clock.now());
-        *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(group.clone());
         // Before those who wait for the rail begin.
         let slots = group.slots().map(|slots| Slots { incarnation: slots.incarnation, count: slots.count });
         self.shared.events.event(Event::Slots(slots));
         self.phase = Phase::Connected(group);
         self.set_state(State::Up);
-        Ok(())
+    }
+
+    /// Why a connection that was agreed on carried nothing, for those who look after the network.
+    fn unreached(&self, why: &str) -> String {
+        let config = &self.shared.config;
+        format!(
+            "the server agreed to connect, and nothing sent from {} arrived at {} ({why}): RDMA over Ethernet is UDP to port \
+             4791, which a firewall on either host or between them may drop, and the devices' MTU must fit through every switch",
+            config.address, config.remote
+        )
     }
 
     fn forget(&self) {
@@ -431,7 +463,7 @@ impl Keeper {
 
     fn close(mut self) {
         self.forget();
-        if let Phase::Connected(group) = &self.phase {
+        if let Phase::Joining(group) | Phase::Connected(group) = &self.phase {
             group.close("closed");
             let until = Instant::now() + CLOSE_GROUP;
             loop {

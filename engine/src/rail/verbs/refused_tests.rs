@@ -57,12 +57,14 @@ struct Stand {
 }
 
 fn stand(limits: Limits) -> Stand {
-    stand_on(Kind::Plain, limits)
+    stand_on(Kind::Plain, limits, true)
 }
 
-fn stand_on(kind: Kind, limits: Limits) -> Stand {
+/// Its device completes what is posted until the rail is up, or nothing.
+fn stand_on(kind: Kind, limits: Limits, completes: bool) -> Stand {
     let address: IpAddr = "10.9.0.2".parse().unwrap();
     let (context, fake) = Fake::open_as(kind, "fake0", address, &Arc::default());
+    fake.completes.store(completes, Ordering::SeqCst);
     let arena = Arena::new(4 << 20).unwrap();
     let opened = Opened::on(Device::on(context, address).unwrap(), &arena, Opening::Auto).unwrap();
     let config = VerbsRailConfig {
@@ -99,8 +101,16 @@ impl Stand {
         }
     }
 
+    /// From then on nothing is completed.
     fn up(&self) {
         self.until(|event| matches!(event, Event::State(State::Up)).then_some(()));
+        self.fake.completes.store(false, Ordering::SeqCst);
+    }
+
+    fn submit(&self, lane: Lane) {
+        let deadline: Time = self.clock.now().after(LONG);
+        let message = Bytes::from_static(b"request");
+        self.rail.submit(Submission { id: 9, lane, message, landing: None, deadline });
     }
 
     fn down(&self) -> String {
@@ -133,6 +143,7 @@ fn i10_a_post_that_the_device_refuses_fails_the_request_at_once_and_its_memory_c
     assert_eq!(stand.arena.stats(), before);
     // It comes back with new queue pairs.
     let pairs = stand.fake.pairs();
+    stand.fake.completes.store(true, Ordering::SeqCst);
     stand.fake.refuse_posts.store(false, Ordering::SeqCst);
     stand.up();
     assert!(stand.fake.pairs() >= pairs + 3);
@@ -166,9 +177,46 @@ fn bulk_takes_turns_over_its_queue_pairs_whatever_small_requests_do() {
 fn i9_posted_work_without_a_completion_ends_the_rail_after_the_cq_wait() {
     let stand = stand(Limits { completion: Duration::from_millis(100), ..Limits::default() });
     stand.up();
-    // The first frame of each queue pair was posted, and nothing is ever completed.
+    stand.submit(Lane::Small);
     let why = stand.down();
     assert!(why.contains("completed nothing") && why.contains("100ms"), "{why}");
+    stand.rail.close();
+}
+
+/// A firewall that drops UDP to port 4791 lets the handshake through, which goes over TCP.
+#[test]
+fn i10_a_rail_over_which_nothing_arrives_is_never_up_and_says_what_to_look_at() {
+    let stand = stand_on(Kind::Plain, Limits { completion: LONG, ..Limits::default() }, false);
+    let first = loop {
+        // One of its three queue pairs is never heard of.
+        let sent = stand.fake.sent();
+        if sent.len() == 3 {
+            break sent;
+        }
+        std::thread::yield_now();
+    };
+    stand.fake.complete(first[0].pair, first[0].id, 0);
+    stand.fake.complete(first[1].pair, first[1].id, 0);
+    // Retries exceeded.
+    stand.fake.complete(first[2].pair, first[2].id, 12);
+    let mut ups = 0;
+    let why = stand.until(|event| match event {
+        Event::State(State::Up) => {
+            ups += 1;
+            None
+        }
+        Event::State(State::Down(why)) => Some(why),
+        _ => None,
+    });
+    assert_eq!(ups, 0);
+    for wanted in ["port 4791", "10.9.0.2", "10.9.0.1", "MTU", "retr"] {
+        assert!(why.contains(wanted), "no {wanted} in: {why}");
+    }
+    assert_eq!(stand.rail.counters().connects, 0);
+    // The way is open again.
+    stand.fake.completes.store(true, Ordering::SeqCst);
+    stand.up();
+    assert_eq!(stand.rail.counters().connects, 1);
     stand.rail.close();
 }
 
@@ -178,7 +226,7 @@ fn i4_where_a_window_is_no_fence_a_landing_that_nobody_speaks_of_costs_the_queue
     for (kind, want) in
         [(Kind::Soft, "does not say whether it still writes"), (Kind::Windows, "not taken away in time")]
     {
-        let stand = stand_on(kind, Limits { completion: LONG, ..Limits::default() });
+        let stand = stand_on(kind, Limits { completion: LONG, ..Limits::default() }, true);
         stand.up();
         let before = stand.arena.stats();
         let landing = Landing { extent: stand.arena.allocate(1 << 20).unwrap(), length: 1 << 20 };

@@ -1,6 +1,7 @@
 //! One thread per open device that reads its asynchronous events.
 //!
-//! Guarantees: events are read until there are none, each is acknowledged; the thread ends when the watch is dropped. What an
+//! Guarantees: events are read until there are none, each is acknowledged; the thread ends when the watch is dropped. A device that
+//! is taken away and says nothing of it (see [`Context::is_there`]) is noticed within [`LOOK`] and told as one that failed. What an
 //! event means for a rail is decided by [`verdict`], which is pure: only what is about the rail's own port, address, queues or
 //! queue pairs ends it, and that at once.
 
@@ -10,6 +11,9 @@ use rustix::event::{PollFd, PollFlags};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How often it is looked whether the device is still there.
+const LOOK: Duration = Duration::from_secs(2);
+
 /// Stops when dropped.
 pub(super) struct Watch {
     stop: Arc<Signal>,
@@ -18,6 +22,15 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn start(context: &Context, tell: impl Fn(DeviceEvent) + Send + 'static) -> std::io::Result<Watch> {
+        Watch::start_with(context, LOOK, Context::is_there, tell)
+    }
+
+    fn start_with(
+        context: &Context,
+        every: Duration,
+        is_there: impl Fn(&Context) -> bool + Send + 'static,
+        tell: impl Fn(DeviceEvent) + Send + 'static,
+    ) -> std::io::Result<Watch> {
         let stop = Arc::new(Signal::new()?);
         let latch = Arc::<Latch>::default();
         let (context, of_thread, running) = (context.clone(), stop.clone(), latch.enter());
@@ -28,7 +41,7 @@ impl Watch {
                     PollFd::from_borrowed_fd(context.events(), PollFlags::IN),
                     PollFd::new(&*of_thread, PollFlags::IN),
                 ];
-                if let Err(error) = poll(&mut fds, None) {
+                if let Err(error) = poll(&mut fds, Some(every)) {
                     tracing::error!(device = context.name(), %error, "the device's events cannot be waited for");
                     return;
                 }
@@ -41,6 +54,10 @@ impl Watch {
                     if event != DeviceEvent::DeviceFatal {
                         tell(event);
                     }
+                }
+                if !failed && !is_there(&context) {
+                    tracing::warn!(device = context.name(), "the device is being taken away");
+                    failed = true;
                 }
                 if failed {
                     // It has nothing more to say, and its descriptor would never be quiet again.
@@ -84,7 +101,7 @@ pub(super) fn verdict(
             Ok(()) => Verdict::Retry,
             Err(why) => Verdict::End(why),
         },
-        DeviceEvent::DeviceFatal => Verdict::Reopen("it failed".to_owned()),
+        DeviceEvent::DeviceFatal => Verdict::Reopen("it failed, or is being taken away".to_owned()),
         DeviceEvent::CqError(_) if owns(&event) => Verdict::End("a completion queue overflowed".to_owned()),
         DeviceEvent::QpError(number) if owns(&event) => Verdict::End(format!("queue pair {number} failed")),
         _ => Verdict::Nothing,
@@ -127,6 +144,21 @@ mod tests {
     }
 
     #[test]
+    fn i10_a_device_that_is_taken_away_without_a_word_is_told_as_failed_once() {
+        let (context, _fake) = Fake::open("fake0", "10.9.0.2".parse().unwrap(), &Arc::default());
+        let (send, told) = mpsc::channel();
+        let looks = std::sync::atomic::AtomicUsize::new(0);
+        // It is there when it is looked at for the first three times.
+        let is_there = move |_: &Context| looks.fetch_add(1, std::sync::atomic::Ordering::SeqCst) < 3;
+        let tell = move |event| send.send(event).unwrap();
+        let watch = Watch::start_with(&context, Duration::from_millis(1), is_there, tell).unwrap();
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(DeviceEvent::DeviceFatal));
+        // The thread has ended, and with it the sender.
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Err(mpsc::RecvTimeoutError::Disconnected));
+        drop(watch);
+    }
+
+    #[test]
     fn i10_what_a_device_says_ends_the_rails_that_it_is_about_at_once() {
         use DeviceEvent as E;
         let of = |event, owned: bool, there: bool| {
@@ -147,7 +179,7 @@ mod tests {
             (E::GidChange(1), false, false, end("port 1 has no RoCE v2 GID of 10.9.0.2")),
             (E::QpError(17), true, true, end("queue pair 17 failed")),
             (E::CqError(0x1000), true, true, end("a completion queue overflowed")),
-            (E::DeviceFatal, false, true, Verdict::Reopen("it failed".to_owned())),
+            (E::DeviceFatal, false, true, Verdict::Reopen("it failed, or is being taken away".to_owned())),
             (E::Other(16), true, false, Verdict::Nothing),
         ] {
             assert_eq!(of(event, owned, there), want, "{event:?}");

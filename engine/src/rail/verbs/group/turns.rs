@@ -24,7 +24,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Group {
-    /// The thread. `silent` is told when the other side falls silent and when it is back, `ready` when it is ready.
+    /// The thread. `silent` is told when the other side falls silent and when it is back, `ready` when it is ready:
+    /// once, when each queue pair has been used.
     pub(in crate::rail::verbs) fn run(self: &Arc<Self>, silent: &dyn Fn(bool), ready: &dyn Fn()) -> String {
         let _ = self.thread.set(std::thread::current().id());
         let turns = std::panic::AssertUnwindSafe(|| self.turns(silent, ready));
@@ -224,7 +225,8 @@ impl Group {
             WrKind::Write | WrKind::Bind => Ok(()),
             WrKind::Marker | WrKind::Unknown => Err("the device says a completion of work that nobody posted".into()),
         };
-        let is_ready = told.ready;
+        // A server's end is told by a frame; at a client's a message that was acknowledged says that the way there is open.
+        let is_ready = told.ready || (kind == WrKind::Send && self.parts.source.is_none());
         self.tell(index, told);
         if is_ready && !link.ready.swap(true, Ordering::SeqCst) && self.is_ready() {
             ready();
