@@ -9,7 +9,7 @@ use railfs_engine::notify::{Notifier, Word};
 use railfs_proto::limits::STOP_DEADLINE;
 use railfs_proto::units::format_size;
 use railfs_server::config::Config;
-use railfs_server::daemon::Daemon;
+use railfs_server::daemon::{Daemon, StartError};
 use railfs_server::fsck::{Kind, Problem, Report};
 use railfs_server::{fsck, manager, manual, replace, store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -264,6 +264,8 @@ fn serve(file: &Path) -> ExitCode {
     };
     let daemon = match Daemon::start(&config) {
         Ok(daemon) => daemon,
+        // Starting again does not help, so that a service manager need not: as for a mount.
+        Err(error @ StartError::Shortage(_)) => return complain(USAGE, &error),
         Err(error) => return complain(FAILED, &error),
     };
     let list =
