@@ -5,7 +5,7 @@ Guarantees: the working tree is never touched (all happens in a copy under the t
 its own that is reused); a mutant counts as caught only if its one test ran and failed: a change that does not compile, a
 test that hangs, is skipped or is not found is an error. Exit status 0 only if every mutant was caught.
 
-  mutants.py              run all; mutants.py I4 I9 runs those of these invariants
+  mutants.py              run all; mutants.py I4 i9_some_test runs those of these invariants and tests
   mutants.py --check      only the table: understood, each change applies, each test named is in the source (seconds)
   mutants.py --unproven   tests of invariants that no row says to turn red
   mutants.py --survey     with each change, every invariant's test of the row's package, and which of them turn red (an hour)
@@ -39,7 +39,7 @@ def main():
     parser.add_argument("--unproven", action="store_true", help="list tests that no row says to turn red")
     parser.add_argument("--survey", action="store_true", help="run every invariant's test of the package with each change")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="the repository")
-    parser.add_argument("invariant", nargs="*", help="run only these, e.g. I4")
+    parser.add_argument("invariant", nargs="*", help="run only these, e.g. I4, or a test's name")
     arguments = parser.parse_args()
     root = arguments.root.resolve()
 
@@ -61,8 +61,8 @@ def main():
         print(f"mutants: {len(table.mutations)} mutations of {len(table.invariants)} invariants, each applies")
         return 0
 
-    wanted = {name.upper() for name in arguments.invariant}
-    chosen = [m for m in table.mutations if not wanted or m.invariant in wanted]
+    wanted = set(arguments.invariant) | {name.upper() for name in arguments.invariant}
+    chosen = [m for m in table.mutations if not wanted or wanted & {m.invariant, m.test.split("::")[-1]}]
     if not chosen:
         print(f"mutants: nothing to run for {' '.join(sorted(wanted))}", file=sys.stderr)
         return 2
