@@ -17,6 +17,7 @@ mod init;
 mod lock;
 pub mod logdir;
 mod marker;
+mod newest;
 mod open;
 pub(crate) mod private;
 
@@ -28,6 +29,7 @@ mod tests;
 pub use epoch::Replacement;
 pub use init::{Initialised, init};
 pub use logdir::{DiskLogDirectory, LogDirectory, LogFile};
+pub use newest::Newest;
 pub use open::{LockedDirectories, MissingDirectory, Store, StripeDirectory, lock, open, open_locked};
 
 use railfs_proto::descriptor::Id;

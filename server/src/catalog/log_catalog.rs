@@ -14,7 +14,7 @@ use super::{
     BoxFuture, Catalog, CatalogError, Counts, Delete, DeleteOutcome, List, Looked, Page, Put, PutOutcome, Refusal,
     Standing, Time,
 };
-use crate::store::{LogDirectory, Store};
+use crate::store::{LogDirectory, Newest, Store};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use railfs_proto::descriptor::Id;
 use railfs_proto::limits::LEASE;
@@ -48,6 +48,8 @@ pub struct LogCatalogOptions {
     pub logs: Vec<Arc<dyn LogDirectory>>,
     /// What the markers have seen.
     pub highest_sequence: u64,
+    /// The newest component that is there.
+    pub newest_component: Option<Newest>,
     /// Brings the markers up to date.
     pub keeper: Arc<dyn SequenceKeeper>,
     /// This node's name.
@@ -92,6 +94,7 @@ impl LogCatalogOptions {
             epoch: store.epoch(),
             logs: store.log_directories(),
             highest_sequence: store.highest_sequence(),
+            newest_component: store.newest_component(),
             keeper: Arc::clone(store) as Arc<dyn SequenceKeeper>,
             node: node.to_owned(),
             lease_milliseconds: u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX),

@@ -1,7 +1,8 @@
 //! Bringing the index to the end of the log, from where it is, or from the last checkpoint, or from record 1.
 //!
 //! Guarantees: an index goes on only where its last record is seen to be the log's, or the checkpoint's; any other is thrown
-//! away and made anew; a checkpoint is in the index wholly or not at all.
+//! away and made anew; a checkpoint is in the index wholly or not at all; a log that has not reserved the version of a component
+//! that is there is refused, before anything is written to it: it is an older copy.
 
 use super::checkpoint::{self, CheckpointError};
 use super::index::{Index, IndexError, Kept, Tables};
@@ -173,6 +174,12 @@ pub(super) fn replay(options: &LogCatalogOptions) -> Result<Replayed, StartError
     };
     if let Some(why) = &discarded {
         tracing::warn!(index = %index.path().display(), %why, "the index was thrown away and rebuilt from the log");
+    }
+    let reserved = kept(&index)?.reserved;
+    if let Some(newest) = options.newest_component.as_ref().filter(|newest| newest.version > reserved) {
+        let logs = options.logs.iter().map(|log| log.describe()).collect::<Vec<_>>().join(", ");
+        let (path, version) = (newest.path.display().to_string(), newest.version);
+        return Err(StartError::Unreserved { logs, reserved, path, version });
     }
     Ok(Replayed { index, found, discarded, replayed })
 }

@@ -44,6 +44,22 @@ pub enum StartError {
         /// What it has seen.
         seen: u64,
     },
+    /// A component is newer than all that the log knows of.
+    #[error(
+        "the log ({logs}) has reserved versions up to {reserved}, but the component {path} is whole and of version {version}: this is an \
+         older copy of the log; put the newest in place (nothing but that brings back what was put since; to accept the loss, \
+         move the components with versions above {reserved} out of the store, and mount anew wherever it is mounted)"
+    )]
+    Unreserved {
+        /// The directories.
+        logs: String,
+        /// The highest version that it has reserved.
+        reserved: u64,
+        /// The component.
+        path: String,
+        /// Its version.
+        version: u64,
+    },
     /// The first part is not there.
     #[error(
         "the log ({logs}) begins with record {first}, not with record {wanted}: its first segments are missing; restore them from a copy"

@@ -80,6 +80,7 @@ pub(super) const IDENTITY: LogIdentity = LogIdentity { store: STORE, epoch: 1, s
 
 pub(crate) fn options(disks: &SimDisks, state: &Path, markers: &Arc<Markers>) -> LogCatalogOptions {
     LogCatalogOptions {
+        newest_component: None,
         state_dir: state.to_owned(),
         store: STORE,
         epoch: 1,
