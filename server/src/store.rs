@@ -19,6 +19,7 @@ pub mod logdir;
 mod marker;
 mod open;
 pub(crate) mod private;
+pub(crate) mod regular;
 
 #[cfg(test)]
 pub(crate) mod simdisk;
@@ -92,6 +93,14 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
         /// What is wrong.
+        why: String,
+    },
+    /// Something that is none of ours has the name of a file of ours.
+    #[error("{} is in the way: {why} and start again", .path.display())]
+    InTheWay {
+        /// It.
+        path: PathBuf,
+        /// What it is, and what to do.
         why: String,
     },
     /// It belongs to another store.

@@ -42,6 +42,7 @@ pub fn init(directories: &[PathBuf]) -> Result<Initialised, StoreError> {
     let mut kept = Vec::new();
     let mut bare = Vec::new();
     for path in directories {
+        Marker::check_room(path)?;
         match Marker::read(path)? {
             Some(marker) => kept.push((path.clone(), marker)),
             None => {

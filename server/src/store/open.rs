@@ -266,6 +266,7 @@ pub fn open_locked(locked: LockedDirectories) -> Result<Store, StoreError> {
     for (path, lock) in locked {
         match Marker::read(&path) {
             Ok(Some(marker)) => {
+                Marker::check_room(&path)?;
                 marked.push((path, marker));
                 locks.push(lock);
             }
