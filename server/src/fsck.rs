@@ -29,7 +29,7 @@ const BATCH: usize = 512;
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A segment or a checkpoint of the log is not whole in one of the log directories.
+    /// A segment or a checkpoint of the log is not whole in one of the log directories, or cannot be read.
     Log,
     /// A stripe directory of the store is not there.
     Directory,
@@ -220,6 +220,10 @@ pub fn check(config: &Config, repair: bool, told: &mut (dyn FnMut(&Problem) + Se
         }
         (catalog, None)
     };
+    for log in store.unreadable_logs() {
+        let detail = format!("{}: the log goes on without it, and nothing can be put; {}", log.why, store::UNREADABLE);
+        log_problems.push(Problem::at(Kind::Log, Path::new(&log.path), detail));
+    }
     let fsck = Fsck { store: &store, catalog: &catalog, node: &config.node, repair };
     let report = runtime.block_on(fsck.run(log_problems, told));
     if repair {

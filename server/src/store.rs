@@ -29,7 +29,8 @@ mod tests;
 pub use epoch::Replacement;
 pub use init::{Initialised, init};
 pub use logdir::{DiskLogDirectory, LogDirectory, LogFile};
-pub use open::{LockedDirectories, MissingDirectory, Store, StripeDirectory, lock, open, open_locked};
+pub(crate) use open::UNREADABLE;
+pub use open::{LockedDirectories, MissingDirectory, Store, StripeDirectory, UnreadableLog, lock, open, open_locked};
 
 use railfs_proto::descriptor::Id;
 use std::io;
@@ -161,7 +162,7 @@ pub enum StoreError {
     #[error("{} holds the log already; give another stripe directory", .0.display())]
     HoldsLog(PathBuf),
     /// Nothing is to be replaced.
-    #[error("every log directory of store {store} is there and can be written: there is nothing to replace")]
+    #[error("every log directory of store {store} is there and can be read and written: there is nothing to replace")]
     NothingToReplace {
         /// The store.
         store: Id,

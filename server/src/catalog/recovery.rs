@@ -4,11 +4,13 @@
 //! the start is refused by name; what is cut is only what was being written when it all stopped; nothing is changed on disk
 //! before the whole log has been read and found good.
 
-use super::checkpoint::{self, UNFINISHED};
+use super::checkpoint::{self, CheckpointError, UNFINISHED};
 use super::growth::{Cut, KEPT, cut};
 use super::log::{LogIdentity, LogName, LogWriter, STAGED};
 use super::start_error::StartError;
+use super::unreadable::unreadable;
 use crate::store::LogDirectory;
+use crate::store::regular::is_something_else;
 use railfs_proto::checkpoint::CheckpointHeader;
 use railfs_proto::logfile::{Found, Rest, SEGMENT_HEADER, SegmentHeader, scan};
 use railfs_proto::v1::{Record, record::Body};
@@ -256,7 +258,7 @@ pub(super) struct Mended {
 }
 
 fn open_log(directory: &Arc<dyn LogDirectory>, identity: &LogIdentity) -> Result<Log, StartError> {
-    let names = directory.list().map_err(failed("list", directory.describe()))?;
+    let names = directory.list().map_err(unreadable(directory.as_ref(), ""))?;
     let mut log = Log {
         directory: Arc::clone(directory),
         segments: BTreeMap::new(),
@@ -316,6 +318,10 @@ fn check_checkpoints(logs: &mut [Log], identity: &LogIdentity) -> Result<Vec<Une
                     let why =
                         format!("its header names store {}, epoch {}, last record {}", id.store, id.epoch, id.sequence);
                     return Err(StartError::Foreign { path, why });
+                }
+                // Nothing is put in the place of what is none of ours.
+                Err(CheckpointError::Io { source, .. }) if is_something_else(&source) => {
+                    return Err(unreadable(log.directory.as_ref(), name)(source));
                 }
                 Err(error) => {
                     tracing::warn!(%path, %error, "a checkpoint is damaged");
@@ -377,7 +383,7 @@ pub(super) fn merge(
         };
         let path = path_of(log.directory.as_ref(), own_name);
         let limit = identity.segment_size.saturating_mul(2).max(64 << 20);
-        let bytes = log.directory.read(own_name, limit).map_err(failed("read", path.clone()))?;
+        let bytes = log.directory.read(own_name, limit).map_err(unreadable(log.directory.as_ref(), own_name))?;
         let mut usable = true;
         match SegmentHeader::decode(&bytes) {
             Ok(header) if (header.store, header.epoch, header.first) == (identity.store, identity.epoch, first) => {}

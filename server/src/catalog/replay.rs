@@ -1,7 +1,8 @@
 //! Bringing the index to the end of the log, from where it is, or from the last checkpoint, or from record 1.
 //!
 //! Guarantees: an index goes on only where its last record is seen to be the log's, or the checkpoint's; any other is thrown
-//! away and made anew; a checkpoint is in the index wholly or not at all.
+//! away and made anew; a checkpoint is in the index wholly or not at all; a log that cannot be read is left out as long as there
+//! is another, which then must be whole by itself.
 
 use super::checkpoint::{self, CheckpointError};
 use super::index::{Index, IndexError, Kept, Tables};
@@ -9,8 +10,11 @@ use super::log::LogIdentity;
 use super::log_catalog::LogCatalogOptions;
 use super::recovery::{Base, Survey, Visit, known, path_of, survey};
 use super::start_error::StartError;
+use super::unreadable::{Unreadable, with};
+use crate::store::LogDirectory;
 use railfs_proto::logfile::Found;
 use railfs_proto::v1::Record;
+use std::sync::Arc;
 
 /// Records applied in one transaction when the index is rebuilt.
 const REPLAY: usize = 4096;
@@ -22,6 +26,10 @@ pub(super) struct Replayed {
     /// Why an index that was there was thrown away.
     pub(super) discarded: Option<String>,
     pub(super) replayed: u64,
+    /// The logs that were read.
+    pub(super) logs: Vec<Arc<dyn LogDirectory>>,
+    /// Those that could not be: nothing may be appended.
+    pub(super) unreadable: Vec<Unreadable>,
 }
 
 struct Replay<'a> {
@@ -156,12 +164,22 @@ pub(super) fn replay(options: &LogCatalogOptions) -> Result<Replayed, StartError
     let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
     let opened = Index::open(&options.state_dir, options.store, options.epoch, options.index_memory)?;
     let (mut index, mut discarded) = (opened.index, opened.discarded);
+    let (mut logs, mut unreadable) = (options.logs.clone(), Vec::new());
     let (found, replayed) = loop {
         let mut replay = Replay::new(&index, options.requests)?;
-        let found = survey(&options.logs, identity, options.highest_sequence, &mut replay)?;
+        let found = match survey(&logs, identity, options.highest_sequence, &mut replay) {
+            Err(StartError::Unreadable(log)) if logs.len() > 1 => {
+                tracing::error!(log = %log.directory, "{log}: the store goes on with the other log, read-only");
+                options.keeper.cannot_read(&log);
+                logs.retain(|other| other.describe() != log.directory);
+                unreadable.push(log);
+                continue;
+            }
+            other => other.map_err(|error| with(error, &unreadable))?,
+        };
         if replay.diverged.is_none() {
             let witness = || format!("the index {} (remove it to accept the loss)", index.path().display());
-            found.must_have(replay.kept.sequence, witness)?;
+            found.must_have(replay.kept.sequence, witness).map_err(|error| with(error, &unreadable))?;
         }
         let diverged = replay.diverged.or((!replay.seen).then_some(BEHIND));
         let Some(why) = diverged else {
@@ -174,5 +192,5 @@ pub(super) fn replay(options: &LogCatalogOptions) -> Result<Replayed, StartError
     if let Some(why) = &discarded {
         tracing::warn!(index = %index.path().display(), %why, "the index was thrown away and rebuilt from the log");
     }
-    Ok(Replayed { index, found, discarded, replayed })
+    Ok(Replayed { index, found, discarded, replayed, logs, unreadable })
 }

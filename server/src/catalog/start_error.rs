@@ -1,5 +1,6 @@
 //! Why a catalog cannot be opened: each reason names the file or directory, the record, and what to do.
 
+use super::unreadable::Unreadable;
 use std::io;
 
 /// Why the catalog cannot be opened.
@@ -122,6 +123,17 @@ pub enum StartError {
         path: String,
         /// What is wrong.
         why: String,
+    },
+    /// A log cannot be read, and there is no other.
+    #[error("{log}; make it readable again, or restore the log directory {directory} from a copy", log = .0, directory = .0.directory)]
+    Unreadable(Unreadable),
+    /// The logs that are left besides some that cannot be read are not enough.
+    #[error("{source}; another log is of no help: {unreadable}")]
+    Rest {
+        /// Each, and why it cannot be read.
+        unreadable: String,
+        /// What is wrong with those that are left.
+        source: Box<StartError>,
     },
     /// The system said no.
     #[error("cannot {doing} {path}: {source}")]
