@@ -27,6 +27,7 @@ mod recovery;
 mod replay;
 mod slots;
 mod start_error;
+mod stray;
 mod unreadable;
 mod versions;
 

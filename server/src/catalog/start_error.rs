@@ -90,6 +90,20 @@ pub enum StartError {
         /// That of the markers.
         epoch: u64,
     },
+    /// A file has the name of a segment, and nothing of the log in it, where the log does not go on with it.
+    #[error(
+        "{path} does not belong there: it is named as the log's segment from record {first} on, but holds nothing of this log, \
+         which {}; move it away and start again (were it a damaged segment of this log, that would have to be restored from a copy)",
+        .end.map_or_else(|| "has that record elsewhere".to_owned(), |end| format!("ends with record {end}"))
+    )]
+    Stray {
+        /// The file; in each log that has it.
+        path: String,
+        /// The record that it should begin with.
+        first: u64,
+        /// Where the log ends before it; `None`: it goes on behind that in the segment before.
+        end: Option<u64>,
+    },
     /// A file that does not belong here.
     #[error("{path} is not a segment of this store's log: {why}")]
     Foreign {

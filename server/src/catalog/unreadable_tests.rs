@@ -131,3 +131,30 @@ fn i8_where_no_whole_log_is_left_an_unreadable_one_is_refused_with_what_to_do() 
         "{damaged}"
     );
 }
+
+#[test]
+fn i8_a_stray_file_that_is_named_like_a_segment_is_named_and_left_alone() {
+    let (disks, markers) = filled();
+    // As after a crash the markers do not know the last records.
+    *markers.0.lock().unwrap() = 1;
+    let start = || {
+        let state = state_dir();
+        open(&disks, state.path(), &markers).map(|(catalog, _)| {
+            assert!(wait(catalog.lookup(&testing::name("a"))).unwrap().object.is_some());
+        })
+    };
+    for (first, why) in [(0xff, "ends with record 4"), (3, "has that record elsewhere")] {
+        for at in [0, 1] {
+            let name = format!("0000000000000001-{first:016x}.log");
+            let log = disks.directories().remove(at);
+            log.create(&name, 8192).unwrap().write_at(0, &[0x5a; 8192]).unwrap();
+            let refused = start().unwrap_err().to_string();
+            let wanted = format!("disk{at}/{name} does not belong there");
+            assert!(refused.starts_with(&wanted) && refused.contains(why), "{refused}");
+            assert!(refused.contains("move it away"), "{refused}");
+            assert!(log.read(&name, 9000).unwrap() == [0x5a; 8192], "it is left alone");
+            log.remove(&name).unwrap();
+        }
+    }
+    start().unwrap();
+}
