@@ -20,6 +20,7 @@ mod marker;
 mod open;
 pub(crate) mod private;
 pub(crate) mod regular;
+mod restore;
 
 #[cfg(test)]
 pub(crate) mod simdisk;
@@ -31,6 +32,7 @@ pub use init::{Initialised, init};
 pub use logdir::{DiskLogDirectory, LogDirectory, LogFile};
 pub(crate) use open::UNREADABLE;
 pub use open::{LockedDirectories, MissingDirectory, Store, StripeDirectory, UnreadableLog, lock, open, open_locked};
+pub use restore::restore_markers;
 
 use railfs_proto::descriptor::Id;
 use std::io;
@@ -57,8 +59,16 @@ pub enum StoreError {
         second: PathBuf,
     },
     /// Not a stripe directory.
-    #[error("{} carries no marker; make it a stripe directory with `railfsd init`", .0.display())]
+    #[error(
+        "{} carries no marker; mount its disk, or, if it is a new one, make it a stripe directory with `railfsd init`", .0.display()
+    )]
     NoMarker(PathBuf),
+    /// It was a stripe directory.
+    #[error(
+        "the marker {}/.railfs was removed, but components are there; stop railfsd and run `railfsd fsck --repair`, which puts it back \
+         where .railfs.tmp still holds the one before; else put a copy of it back by hand", .0.display()
+    )]
+    MarkerGone(PathBuf),
     /// Something is in it that is not ours.
     #[error("{} carries no marker and is not empty (it holds {found:?}); give an empty directory", .path.display())]
     NotEmpty {

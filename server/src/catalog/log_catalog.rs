@@ -21,7 +21,7 @@ use railfs_proto::limits::LEASE;
 use railfs_proto::name::ObjectName;
 use railfs_proto::v1::{Record, StartRecord, record::Body};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -209,6 +209,11 @@ impl LogCatalog {
                 Self::start_read_only(&options, index, reach, (discarded, replayed, mended), why)
             }
         }
+    }
+
+    /// What is wrong with the file of the index in this `state_dir`, as far as is seen without changing anything.
+    pub fn index_trouble(state_dir: &Path) -> Option<(PathBuf, String)> {
+        Index::trouble(state_dir)
     }
 
     /// Reads the log, and changes nothing: the index is made in `options.state_dir`, which is to be one of its own.

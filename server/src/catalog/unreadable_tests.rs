@@ -158,3 +158,39 @@ fn i8_a_stray_file_that_is_named_like_a_segment_is_named_and_left_alone() {
     }
     start().unwrap();
 }
+
+#[test]
+fn what_is_no_file_in_the_place_of_the_index_is_moved_aside_and_kept() {
+    let (disks, markers) = filled();
+    let state = state_dir();
+    let (place, aside) = (state.path().join("index.redb"), state.path().join("index.redb.aside"));
+    let start = || {
+        open(&disks, state.path(), &markers).map(|(catalog, recovered)| {
+            drop(catalog);
+            recovered.index_discarded
+        })
+    };
+    std::fs::create_dir_all(place.join("full")).unwrap();
+    assert!(LogCatalog::index_trouble(state.path()).unwrap().1.contains("it is a directory"));
+    let told = start().unwrap().unwrap();
+    assert_eq!(told, format!("it was a directory, which was moved to {}", aside.display()));
+    assert!(aside.join("full").is_dir() && place.is_file());
+    assert_eq!((LogCatalog::index_trouble(state.path()), start().unwrap()), (None, None));
+    // What was moved aside before stays, too.
+    std::fs::remove_file(&place).unwrap();
+    std::os::unix::fs::symlink("index.redb", &place).unwrap();
+    assert!(start().unwrap().unwrap().contains("a symbolic link, which was moved to"));
+    assert!(aside.join("full").is_dir() && state.path().join("index.redb.aside.1").is_symlink());
+    std::fs::remove_file(&place).unwrap();
+    let fifo = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &place, fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    assert!(start().unwrap().unwrap().contains("a FIFO, which was moved to"));
+    // A name that leads to where no file can be made.
+    std::fs::remove_file(&place).unwrap();
+    std::os::unix::fs::symlink("gone/index", &place).unwrap();
+    assert!(LogCatalog::index_trouble(state.path()).unwrap().1.contains("can be removed"));
+    let refused = start().unwrap_err().to_string();
+    for wanted in ["index.redb", "No such file", "the index can be removed"] {
+        assert!(refused.contains(wanted), "{refused}");
+    }
+}

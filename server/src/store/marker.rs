@@ -12,7 +12,8 @@ use std::path::Path;
 
 /// The marker's name in its directory.
 pub(super) const MARKER: &str = ".railfs";
-const TEMPORARY: &str = ".railfs.tmp";
+/// What was the marker before, mostly.
+pub(super) const TEMPORARY: &str = ".railfs.tmp";
 /// What file systems hand out.
 const BLOCK: usize = 4096;
 
@@ -56,7 +57,12 @@ impl Marker {
 
     /// The marker of the directory at `path`; `None` when there is none.
     pub(super) fn read(path: &Path) -> Result<Option<Marker>, StoreError> {
-        let file_path = path.join(MARKER);
+        Marker::read_file(path, MARKER)
+    }
+
+    /// A marker under this name.
+    pub(super) fn read_file(path: &Path, name: &str) -> Result<Option<Marker>, StoreError> {
+        let file_path = path.join(name);
         let file = match regular::read(&file_path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -7,6 +7,7 @@
 
 use super::lock::{DirectoryLock, identity};
 use super::marker::Marker;
+use super::restore::was_stripe_directory;
 use super::{DiskLogDirectory, LogDirectory, StoreError, failed, private, sync_directory};
 use railfs_proto::descriptor::Id;
 use rustix::fs::{StatVfs, StatVfsMountFlags};
@@ -148,7 +149,7 @@ impl Members {
     }
 
     /// Those that are not among these.
-    fn missing(&self, marked: &[(PathBuf, Marker)]) -> Vec<Id> {
+    pub(super) fn missing(&self, marked: &[(PathBuf, Marker)]) -> Vec<Id> {
         let here: BTreeSet<Id> = marked.iter().map(|(_, marker)| marker.directory).collect();
         self.directories.iter().filter(|id| !here.contains(id)).copied().collect()
     }
@@ -184,7 +185,7 @@ fn not_listed(members: &Members, missing: Id, marked: &[(PathBuf, Marker)]) -> S
 }
 
 /// Puts the markers together; refuses two stores and a copy of a directory.
-fn gather(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreError> {
+pub(super) fn gather(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreError> {
     let Some((first_path, first)) = marked.first() else { return Err(StoreError::Empty) };
     // The newest marker knows most: markers are replaced one after another.
     let mut newest = first;
@@ -227,6 +228,13 @@ pub struct LockedDirectories {
     paths: Vec<PathBuf>,
     locked: Vec<(PathBuf, DirectoryLock)>,
     absent: Vec<(PathBuf, StoreError)>,
+}
+
+impl LockedDirectories {
+    /// Those that are there.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.locked.iter().map(|(path, _)| path.as_path())
+    }
 }
 
 /// Locks the directories of a store that are there: the first thing that a server does. Changes nothing on disk.
@@ -287,6 +295,7 @@ pub fn open_locked(locked: LockedDirectories) -> Result<Store, StoreError> {
                 locks.push(lock);
             }
             // Also a place whose disk is not mounted: nothing is made there.
+            Ok(None) if was_stripe_directory(&path) => absent.push((path.clone(), StoreError::MarkerGone(path))),
             Ok(None) => absent.push((path.clone(), StoreError::NoMarker(path))),
             Err(error) if error.is_absence() => absent.push((path, error)),
             Err(error) => return Err(error),
@@ -380,6 +389,7 @@ impl StoreError {
             StoreError::NotThere(_)
                 | StoreError::NotADirectory(_)
                 | StoreError::NoMarker(_)
+                | StoreError::MarkerGone(_)
                 | StoreError::BadMarker { .. }
                 | StoreError::Io { .. }
         )

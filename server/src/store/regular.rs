@@ -13,6 +13,13 @@ use std::path::Path;
 #[error("it is {0}, not a regular file; move it away")]
 pub(crate) struct NotRegular(&'static str);
 
+impl NotRegular {
+    /// What it is.
+    pub(crate) fn name(self) -> &'static str {
+        self.0
+    }
+}
+
 impl From<NotRegular> for io::Error {
     fn from(what: NotRegular) -> io::Error {
         io::Error::new(io::ErrorKind::InvalidInput, what)
@@ -74,6 +81,16 @@ pub(crate) fn read(path: &Path) -> io::Result<File> {
 pub(crate) fn check(path: &Path) -> Result<(), NotRegular> {
     let kind = std::fs::symlink_metadata(path).map(|metadata| metadata.file_type());
     kind.ok().and_then(other).map_or(Ok(()), Err)
+}
+
+/// What has this name, or what it leads to, if that is no regular file; a link that leads nowhere, too, but for one to a name
+/// that is free.
+pub(crate) fn instead(path: &Path) -> Option<NotRegular> {
+    match std::fs::metadata(path) {
+        Ok(metadata) => other(metadata.file_type()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(_) => check(path).err(),
+    }
 }
 
 /// As `open(2)` takes it.

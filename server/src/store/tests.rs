@@ -352,3 +352,39 @@ fn i9_what_is_no_file_in_the_place_of_one_of_ours_is_named_and_nobody_waits_for_
     let [missing] = store.missing() else { panic!("{:?}", store.missing()) };
     assert!(missing.why.contains("d1/.railfs: it is a FIFO"), "{}", missing.why);
 }
+
+#[test]
+fn a_marker_that_was_removed_is_put_back_where_the_one_before_says_who_the_directory_is() {
+    let (_root, paths) = directories(3);
+    init(&paths).unwrap();
+    let store = open(&paths).unwrap();
+    store.update_markers(7).unwrap();
+    let ids: Vec<Id> = store.directories().iter().map(StripeDirectory::id).collect();
+    drop(store);
+    let restore = || restore_markers(&lock(&paths).unwrap()).unwrap();
+    assert_eq!(restore(), []);
+    fs::remove_file(paths[2].join(MARKER)).unwrap();
+    let missing = open(&paths).unwrap().missing()[0].why.clone();
+    for told in [missing, refusal(init(&paths))] {
+        assert!(told.contains("d2/.railfs was removed") && told.contains("railfsd fsck --repair"), "{told}");
+    }
+    assert_eq!(restore(), [(paths[2].clone(), ids[2])]);
+    let store = open(&paths).unwrap();
+    assert_eq!((store.missing().len(), store.directories()[2].id()), (0, ids[2]));
+    store.update_markers(8).unwrap();
+    drop(store);
+    // Another directory's, another store's, a damaged one, none.
+    let tmp = paths[2].join(".railfs.tmp");
+    let (root, other) = directories(1);
+    init(&other).unwrap();
+    fs::remove_file(paths[2].join(MARKER)).unwrap();
+    let damaged = [&fs::read(&tmp).unwrap()[..], &[1]].concat();
+    for wrong in [fs::read(paths[1].join(MARKER)).unwrap(), fs::read(other[0].join(MARKER)).unwrap(), damaged] {
+        fs::write(&tmp, wrong).unwrap();
+        assert_eq!(restore(), []);
+    }
+    fs::remove_file(&tmp).unwrap();
+    assert_eq!(restore(), []);
+    assert!(!paths[2].join(MARKER).exists());
+    drop(root);
+}
