@@ -27,6 +27,8 @@ mod recovery;
 mod replay;
 mod slots;
 mod start_error;
+mod stray;
+mod unreadable;
 mod versions;
 
 #[cfg(test)]
@@ -43,6 +45,8 @@ mod log_tests;
 pub(crate) mod memory;
 #[cfg(test)]
 pub(crate) mod testing;
+#[cfg(test)]
+mod unreadable_tests;
 
 pub use batch::SequenceKeeper;
 pub use changes::{Change, Changes, ChangesAt, ChangesError, Done};
@@ -53,6 +57,7 @@ pub use publisher::{Answer, CheckError, Checked, LookupError, PublishError, Publ
 pub use recovery::Unequal;
 pub use slots::{DEFAULT_SLOTS, Slots};
 pub use start_error::StartError;
+pub use unreadable::Unreadable;
 pub use versions::Versions;
 
 use railfs_proto::descriptor::Descriptor;

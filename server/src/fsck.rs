@@ -29,8 +29,10 @@ const BATCH: usize = 512;
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A segment or a checkpoint of the log is not whole in one of the log directories.
+    /// A segment or a checkpoint of the log is not whole in one of the log directories, or cannot be read.
     Log,
+    /// The index is no file, or cannot be opened.
+    Index,
     /// A stripe directory of the store is not there.
     Directory,
     /// A component lies under another's name.
@@ -52,6 +54,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Log => "log",
+            Kind::Index => "index",
             Kind::Directory => "directory",
             Kind::Misplaced => "misplaced",
             Kind::Missing => "missing",
@@ -188,7 +191,9 @@ impl Wanted {
 /// # Errors
 /// What cannot even be looked at; what was told and done until then stays so.
 pub fn check(config: &Config, repair: bool, told: &mut (dyn FnMut(&Problem) + Send)) -> Result<Report, FsckError> {
-    let store = Arc::new(store::open_locked(store::lock(&config.stripe_dirs)?)?);
+    let locked = store::lock(&config.stripe_dirs)?;
+    let restored = if repair { store::restore_markers(&locked)? } else { Vec::new() };
+    let store = Arc::new(store::open_locked(locked)?);
     let thread = |error: std::io::Error| FsckError::Thread(format!("no runtime could be had: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(thread)?;
     let began = Instant::now();
@@ -199,6 +204,11 @@ pub fn check(config: &Config, repair: bool, told: &mut (dyn FnMut(&Problem) + Se
     let folder = if repair { config.state_dir.clone() } else { scratch.path().to_owned() };
     let options = LogCatalogOptions::new(&store, folder, &config.node);
     let mut log_problems = Vec::new();
+    for (path, id) in restored {
+        let problem = Problem::at(Kind::Directory, &path, format!("the marker of stripe directory {id} was removed"));
+        log_problems.push(Problem { repaired: Some("the one before it was put back".to_owned()), ..problem });
+    }
+    let index = LogCatalog::index_trouble(&config.state_dir);
     let (catalog, previous) = if repair {
         let (catalog, recovered) = LogCatalog::open(options)?;
         for what in &recovered.mended {
@@ -220,6 +230,15 @@ pub fn check(config: &Config, repair: bool, told: &mut (dyn FnMut(&Problem) + Se
         }
         (catalog, None)
     };
+    if let Some((path, why)) = index {
+        // The start of this run has opened the index, or has ended the check.
+        let repaired = repair.then(|| "moved aside, and made again from the log".to_owned());
+        log_problems.push(Problem { repaired, ..Problem::at(Kind::Index, &path, why) });
+    }
+    for log in store.unreadable_logs() {
+        let detail = format!("{}: the log goes on without it, and nothing can be put; {}", log.why, store::UNREADABLE);
+        log_problems.push(Problem::at(Kind::Log, Path::new(&log.path), detail));
+    }
     let fsck = Fsck { store: &store, catalog: &catalog, node: &config.node, repair };
     let report = runtime.block_on(fsck.run(log_problems, told));
     if repair {

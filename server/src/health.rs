@@ -91,6 +91,9 @@ impl Health {
                 health.worsen(directory.id(), Condition::ReadOnly, why);
             }
         }
+        for log in store.unreadable_logs() {
+            health.worsen(log.directory, Condition::Suspect, &log.why);
+        }
         health
     }
 

@@ -53,14 +53,16 @@ pub struct Replaced {
     pub behind: Vec<String>,
 }
 
-/// Begins a new epoch of the log, with `directory` in the place of a log directory that is missing or cannot be written. Blocks.
+/// Begins a new epoch of the log, with `directory` in the place of a log directory that is missing, cannot be written, or
+/// whose log cannot be read. Blocks.
 ///
 /// # Errors
 /// See [`ReplaceError`].
 pub fn replace_log(config: &Config, directory: &Path) -> Result<Replaced, ReplaceError> {
     let store = Arc::new(store::open_locked(store::lock(&config.stripe_dirs)?)?);
     let place = |id: &Id| store.directory(*id).map(|directory| (directory.path().to_owned(), *id));
-    let Some(replacement) = store.replacement(directory)? else {
+    let possible = store.replacement(directory);
+    if matches!(possible, Ok(None)) {
         let logs = store.log_directories();
         let unfinished = |error: &dyn std::fmt::Display| ReplaceError::Unfinished(error.to_string());
         // What an earlier attempt began is completed.
@@ -78,10 +80,16 @@ pub fn replace_log(config: &Config, directory: &Path) -> Result<Replaced, Replac
             last: None,
             behind: Vec::new(),
         });
-    };
+    }
+    // Whether there is nothing to replace is known only once the logs were read.
+    if !matches!(possible, Err(StoreError::NothingToReplace { .. })) {
+        possible?;
+    }
     let scratch = tempfile::tempdir().map_err(|source| ReplaceError::Scratch { path: std::env::temp_dir(), source })?;
     let options = LogCatalogOptions::new(&store, scratch.path().to_owned(), &config.node);
     let (catalog, _) = LogCatalog::inspect(&options)?;
+    let replacement = store.replacement(directory)?;
+    let replacement = replacement.ok_or_else(|| StoreError::HoldsLog(directory.to_owned()))?;
     let logs = store.replacement_logs(&replacement)?;
     let last = catalog.stage_epoch(replacement.epoch, &logs).map_err(ReplaceError::Stage)?;
     let behind = store.begin_epoch(&replacement).map_err(|error| ReplaceError::Unfinished(error.to_string()))?;

@@ -20,6 +20,8 @@ mod marker;
 mod newest;
 mod open;
 pub(crate) mod private;
+pub(crate) mod regular;
+mod restore;
 
 #[cfg(test)]
 pub(crate) mod simdisk;
@@ -30,7 +32,9 @@ pub use epoch::Replacement;
 pub use init::{Initialised, init};
 pub use logdir::{DiskLogDirectory, LogDirectory, LogFile};
 pub use newest::Newest;
-pub use open::{LockedDirectories, MissingDirectory, Store, StripeDirectory, lock, open, open_locked};
+pub(crate) use open::UNREADABLE;
+pub use open::{LockedDirectories, MissingDirectory, Store, StripeDirectory, UnreadableLog, lock, open, open_locked};
+pub use restore::restore_markers;
 
 use railfs_proto::descriptor::Id;
 use std::io;
@@ -57,8 +61,16 @@ pub enum StoreError {
         second: PathBuf,
     },
     /// Not a stripe directory.
-    #[error("{} carries no marker; make it a stripe directory with `railfsd init`", .0.display())]
+    #[error(
+        "{} carries no marker; mount its disk, or, if it is a new one, make it a stripe directory with `railfsd init`", .0.display()
+    )]
     NoMarker(PathBuf),
+    /// It was a stripe directory.
+    #[error(
+        "the marker {}/.railfs was removed, but components are there; stop railfsd and run `railfsd fsck --repair`, which puts it back \
+         where .railfs.tmp still holds the one before; else put a copy of it back by hand", .0.display()
+    )]
+    MarkerGone(PathBuf),
     /// Something is in it that is not ours.
     #[error("{} carries no marker and is not empty (it holds {found:?}); give an empty directory", .path.display())]
     NotEmpty {
@@ -94,6 +106,14 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
         /// What is wrong.
+        why: String,
+    },
+    /// Something that is none of ours has the name of a file of ours.
+    #[error("{} is in the way: {why} and start again", .path.display())]
+    InTheWay {
+        /// It.
+        path: PathBuf,
+        /// What it is, and what to do.
         why: String,
     },
     /// It belongs to another store.
@@ -154,7 +174,7 @@ pub enum StoreError {
     #[error("{} holds the log already; give another stripe directory", .0.display())]
     HoldsLog(PathBuf),
     /// Nothing is to be replaced.
-    #[error("every log directory of store {store} is there and can be written: there is nothing to replace")]
+    #[error("every log directory of store {store} is there and can be read and written: there is nothing to replace")]
     NothingToReplace {
         /// The store.
         store: Id,

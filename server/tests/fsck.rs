@@ -204,3 +204,21 @@ fn i11_a_missing_directory_is_named_with_all_that_it_holds() {
     assert!(problems.iter().all(|problem| problem.to_string().contains(place)), "{problems:?}");
     assert_eq!(std::fs::read_dir(&server.config.stripe_dirs[2]).unwrap().count(), 0, "nothing is written in its place");
 }
+
+#[test]
+fn what_has_the_place_of_the_index_or_of_no_marker_is_told_and_put_right() {
+    let mut server = TestServer::start(3, 1, "");
+    TestClient::connect(&server).put_with("a", &pattern(SIZE, 1), layout()).unwrap();
+    server.stop();
+    let index = server.config.state_dir.join("index.redb");
+    std::fs::remove_file(&index).unwrap();
+    std::fs::create_dir(&index).unwrap();
+    std::fs::remove_file(server.config.stripe_dirs[2].join(".railfs")).unwrap();
+    let kinds = |problems: &[Problem]| problems.iter().map(|problem| problem.kind).collect::<Vec<_>>();
+    let (report, problems) = run(&server.config, false);
+    assert_eq!(kinds(&problems)[..2], [Kind::Index, Kind::Directory], "{problems:?}");
+    assert!(report.remaining > 2 && problems[1].detail.contains("fsck --repair"), "{problems:?}");
+    let (report, problems) = run(&server.config, true);
+    assert_eq!((report.remaining, kinds(&problems)), (0, vec![Kind::Directory, Kind::Index]), "{problems:?}");
+    assert_eq!(run(&server.config, false).1, []);
+}

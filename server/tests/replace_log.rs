@@ -174,3 +174,47 @@ fn a_damaged_marker_counts_as_a_missing_log_directory_and_without_any_log_nothin
     let refused = replace(&server, &dirs[2]).unwrap_err().to_string();
     assert!(refused.contains("d0") || refused.contains("no log directory"), "{refused}");
 }
+
+#[test]
+fn i11_a_log_that_cannot_be_read_is_named_by_all_and_its_directory_can_be_replaced() {
+    let (mut server, keys) = filled(4);
+    let dirs = server.config.stripe_dirs.clone();
+    server.stop();
+    // Something else is in the place of a segment of one log.
+    let segment = log_files(&dirs[1], "log").remove(0);
+    std::fs::rename(&segment, server.root.path().join("segment")).unwrap();
+    std::fs::create_dir(&segment).unwrap();
+    let wanted = format!("{} cannot be read: it is a directory, not a regular file", segment.display());
+    let named = |text: &str| {
+        assert!(text.contains(&wanted) && text.contains("railfsd replace-log DIR"), "{text}");
+    };
+    for repair in [false, true] {
+        let problems = check(&server, repair);
+        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        assert_eq!((problem.kind, problem.remains(), &problem.path), (Kind::Log, true, &segment.display().to_string()));
+        named(&problem.detail);
+    }
+    serve(&mut server);
+    assert_eq!(readable(&server, &keys), 0);
+    let client = TestClient::connect(&server);
+    match client.put("more", b"x") {
+        Err(Error::ReadOnly(why)) => named(&why),
+        other => panic!("{other:?}"),
+    }
+    drop(client);
+    let states: Vec<_> = server.server().node.health.all().filter(|state| !state.why.is_empty()).collect();
+    assert!(states.len() == 1 && states[0].why.contains(&wanted), "{states:?}");
+    server.stop();
+    assert!(segment.is_dir(), "it is left alone");
+    // Another takes its place, and it is a stripe directory like any other.
+    let replaced = replace(&server, &dirs[2]).unwrap();
+    let paths: Vec<_> = replaced.log_directories.iter().map(|(path, _)| path.clone()).collect();
+    assert_eq!((replaced.epoch, paths), (2, vec![dirs[0].clone(), dirs[2].clone()]));
+    serve(&mut server);
+    assert_eq!(readable(&server, &keys), 0);
+    TestClient::connect(&server).put("more", b"x").unwrap();
+    server.stop();
+    assert_eq!(check(&server, false), []);
+    let nothing = replace(&server, &dirs[3]).unwrap_err();
+    assert!(matches!(nothing, ReplaceError::Store(StoreError::NothingToReplace { .. })), "{nothing}");
+}

@@ -8,6 +8,7 @@
 use super::cutting::Cutting;
 use super::index::{Index, IndexError, Tables, Verdict};
 use super::log::{AppendError, LogWriter, MAX_BATCH};
+use super::unreadable::Unreadable;
 use super::{CatalogError, Delete, DeleteOutcome, Put, PutOutcome, Refusal, Time};
 use crossbeam_channel::Receiver;
 use railfs_proto::limits::{LAST_UNUSED_VERSION, MAX_VERSION};
@@ -27,9 +28,17 @@ const KEEP_EVERY: u64 = 4096;
 pub trait SequenceKeeper: Send + Sync + std::fmt::Debug {
     /// Says why it could not.
     fn keep(&self, highest: u64) -> Result<(), String>;
+    /// Is told of a log that cannot be read, before anything is done without it.
+    fn cannot_read(&self, log: &Unreadable) {
+        let _ = log;
+    }
 }
 
 impl SequenceKeeper for crate::store::Store {
+    fn cannot_read(&self, log: &Unreadable) {
+        self.note_unreadable(&log.directory, &log.path, &log.to_string());
+    }
+
     fn keep(&self, highest: u64) -> Result<(), String> {
         match self.update_markers(highest) {
             // Nothing is at risk: the log has everything. What a marker that is behind cannot do is tell an older copy

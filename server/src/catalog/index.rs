@@ -4,11 +4,13 @@
 //! another store, is thrown away and rebuilt. Applying a record is a function of the index and the record alone, so a
 //! rebuilt index is the same as one that grew.
 
+mod aside;
 mod entries;
 mod overflow;
 mod read;
 mod tables;
 
+pub(super) use aside::REMOVE;
 pub(super) use entries::{Forgotten, Snapshot};
 pub(super) use overflow::LIMIT;
 pub(super) use read::Reader;
@@ -70,12 +72,13 @@ impl Index {
         let path = state_dir.join(FILE);
         let broken = |why: String| StartError::Index { path: path.display().to_string(), why };
         private::directories(state_dir).map_err(|error| broken(error.to_string()))?;
+        let aside = aside::move_aside(&path).map_err(|error| broken(format!("{error}; {REMOVE}")))?;
         let was_there = std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() > 0);
         let discarded = match open_file(&path, memory) {
             Ok((database, overflow)) => {
                 let index = Index { database, path: path.clone(), overflow, memory };
                 match index.bind(store, epoch, !was_there) {
-                    Ok(()) => return Ok(Opened { index, discarded: None }),
+                    Ok(()) => return Ok(Opened { index, discarded: aside }),
                     Err(IndexError(why)) => why,
                 }
             }
@@ -83,7 +86,9 @@ impl Index {
             Err(Trouble::Unusable(why)) => return Err(broken(why)),
         };
         match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(broken(error.to_string())),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(broken(format!("{discarded}, and it cannot be removed ({error}); {REMOVE}")));
+            }
             _ => {}
         }
         let (database, overflow) =
@@ -93,12 +98,18 @@ impl Index {
         Ok(Opened { index, discarded: Some(discarded) })
     }
 
+    /// What is wrong with the file of the index in this directory, and what becomes of it, as far as is seen without opening it.
+    pub(super) fn trouble(state_dir: &Path) -> Option<(PathBuf, String)> {
+        let path = state_dir.join(FILE);
+        aside::trouble(&path).map(|why| (path, why))
+    }
+
     /// Throws everything away: what follows is a rebuild.
     pub(super) fn discard(self, state_dir: &Path, store: Id, epoch: u64) -> Result<Index, StartError> {
         let (path, memory) = (self.path.clone(), self.memory);
         drop(self);
         let broken = |why: String| StartError::Index { path: path.display().to_string(), why };
-        std::fs::remove_file(&path).map_err(|error| broken(error.to_string()))?;
+        std::fs::remove_file(&path).map_err(|error| broken(format!("it cannot be removed ({error}); {REMOVE}")))?;
         Ok(Index::open(state_dir, store, epoch, memory)?.index)
     }
 
@@ -174,7 +185,7 @@ fn open_file(path: &Path, memory: u64) -> Result<(Database, Arc<Shared>), Troubl
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             format!("{error}; free some space in that directory, or set another state_dir")
         }
-        _ => error.to_string(),
+        _ => format!("{error}; {REMOVE}"),
     };
     let (file, overflow) = Overflow::open(path, memory).map_err(|error| Trouble::Unusable(full(&error)))?;
     // A file that was altered behind its back is found by the integrity check, or makes the library panic.

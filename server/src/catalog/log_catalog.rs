@@ -21,7 +21,7 @@ use railfs_proto::limits::LEASE;
 use railfs_proto::name::ObjectName;
 use railfs_proto::v1::{Record, StartRecord, record::Body};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -192,9 +192,12 @@ impl Kept {
 impl LogCatalog {
     /// Recovers the log, brings the index up to it, and records the start of this run. Reads and writes files, so call
     /// it where blocking is allowed.
-    pub fn open(options: LogCatalogOptions) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
-        let Replayed { index, found, discarded, replayed } = replay(&options)?;
-        match options.read_only.clone() {
+    pub fn open(mut options: LogCatalogOptions) -> Result<(Arc<LogCatalog>, Recovered), StartError> {
+        let Replayed { index, found, discarded, replayed, logs, unreadable } = replay(&options)?;
+        options.logs = logs;
+        let unreadable = unreadable.iter().map(ToString::to_string);
+        let reasons: Vec<String> = options.read_only.take().into_iter().chain(unreadable).collect();
+        match (!reasons.is_empty()).then(|| reasons.join("; ")) {
             None => Self::start(options, index, found, discarded, replayed),
             Some(why) => {
                 // What is there is made as durable and as equal as can be; the rest is done when all logs are back.
@@ -211,9 +214,15 @@ impl LogCatalog {
         }
     }
 
+    /// What is wrong with the file of the index in this `state_dir`, as far as is seen without changing anything.
+    pub fn index_trouble(state_dir: &Path) -> Option<(PathBuf, String)> {
+        Index::trouble(state_dir)
+    }
+
     /// Reads the log, and changes nothing: the index is made in `options.state_dir`, which is to be one of its own.
     pub fn inspect(options: &LogCatalogOptions) -> Result<(Arc<LogCatalog>, Vec<Unequal>), StartError> {
-        let Replayed { index, found, discarded, replayed } = replay(options)?;
+        let Replayed { index, found, discarded, replayed, logs, unreadable: _ } = replay(options)?;
+        let options = &LogCatalogOptions { logs, ..options.clone() };
         let (reach, unequal) = (found.reach(), found.unequal());
         let why = "the log is only inspected".to_owned();
         let (catalog, _) = Self::start_read_only(options, index, reach, (discarded, replayed, Mended::default()), why)?;

@@ -186,7 +186,7 @@ fn rewrite(logs: &[Log], at: usize, identity: &LogIdentity, first: u64, merged: 
             tracing::warn!(%path, bytes = size, "no room for a copy of this segment: it is mended in place");
             overwrite(directory, &name, old, &content)
         }
-        Err(error) => Err(error),
+        Err(error) => return Err(failed("create", path_of(directory, MENDED))(error)),
     };
     made.map_err(failed("mend", path))
 }

@@ -4,11 +4,14 @@
 //! the start is refused by name; what is cut is only what was being written when it all stopped; nothing is changed on disk
 //! before the whole log has been read and found good.
 
-use super::checkpoint::{self, UNFINISHED};
+use super::checkpoint::{self, CheckpointError, UNFINISHED};
 use super::growth::{Cut, KEPT, cut};
 use super::log::{LogIdentity, LogName, LogWriter, STAGED};
 use super::start_error::StartError;
+use super::stray::strays;
+use super::unreadable::unreadable;
 use crate::store::LogDirectory;
+use crate::store::regular::is_something_else;
 use railfs_proto::checkpoint::CheckpointHeader;
 use railfs_proto::logfile::{Found, Rest, SEGMENT_HEADER, SegmentHeader, scan};
 use railfs_proto::v1::{Record, record::Body};
@@ -42,6 +45,8 @@ pub(super) struct Merged {
     pub(super) end: u64,
     /// Logs that do not hold just that.
     deficient: Vec<usize>,
+    /// Some log has records of the next segment in this one.
+    overlaps: bool,
 }
 
 /// Where a start begins: the newest checkpoint that is whole.
@@ -171,8 +176,18 @@ impl Survey {
                 self.mends.clear();
                 return Ok(());
             }
+            Err(error @ StartError::Damaged { sequence, .. }) => {
+                let stray = until.map_or(Ok(None), |until| self.stray(until, Some(sequence.saturating_sub(1))))?;
+                return Err(stray.unwrap_or(error));
+            }
             other => other?,
         };
+        // Else the records behind would be taken for ones that had not been synced.
+        if let Some(until) = until.filter(|_| merged.overlaps)
+            && let Some(stray) = self.stray(until, None)?
+        {
+            return Err(stray);
+        }
         for (found, _) in merged.records.range(..merged.end).map(|(_, found)| found) {
             visit.record(found)?;
             self.stopped = matches!(found.record.body, Some(Body::Stop(_)));
@@ -187,6 +202,12 @@ impl Survey {
             self.mends.push((first, until, merged.deficient));
         }
         Ok(())
+    }
+
+    /// Whether the files of the segment from `first` on are none of the log's, which ends before it with `end`.
+    fn stray(&self, first: u64, end: Option<u64>) -> Result<Option<StartError>, StartError> {
+        let strays = strays(&self.logs, &self.identity, first)?;
+        Ok(strays.map(|path| StartError::Stray { path, first, end }))
     }
 
     /// Refuses a log that ends before a record that somebody has seen.
@@ -256,7 +277,7 @@ pub(super) struct Mended {
 }
 
 fn open_log(directory: &Arc<dyn LogDirectory>, identity: &LogIdentity) -> Result<Log, StartError> {
-    let names = directory.list().map_err(failed("list", directory.describe()))?;
+    let names = directory.list().map_err(unreadable(directory.as_ref(), ""))?;
     let mut log = Log {
         directory: Arc::clone(directory),
         segments: BTreeMap::new(),
@@ -317,6 +338,10 @@ fn check_checkpoints(logs: &mut [Log], identity: &LogIdentity) -> Result<Vec<Une
                         format!("its header names store {}, epoch {}, last record {}", id.store, id.epoch, id.sequence);
                     return Err(StartError::Foreign { path, why });
                 }
+                // Nothing is put in the place of what is none of ours.
+                Err(CheckpointError::Io { source, .. }) if is_something_else(&source) => {
+                    return Err(unreadable(log.directory.as_ref(), name)(source));
+                }
                 Err(error) => {
                     tracing::warn!(%path, %error, "a checkpoint is damaged");
                     wrong.push((log.directory.describe(), sequence, format!("the checkpoint is damaged: {error}")));
@@ -369,6 +394,7 @@ pub(super) fn merge(
     let mut records: BTreeMap<u64, (Found, usize)> = BTreeMap::new();
     let mut scans = Vec::new();
     let mut sources = Vec::new();
+    let mut overlaps = false;
     for (at, log) in logs.iter().enumerate() {
         let Some(own_name) = log.segments.get(&first) else {
             scans.push(None);
@@ -376,8 +402,8 @@ pub(super) fn merge(
             continue;
         };
         let path = path_of(log.directory.as_ref(), own_name);
-        let limit = identity.segment_size.saturating_mul(2).max(64 << 20);
-        let bytes = log.directory.read(own_name, limit).map_err(failed("read", path.clone()))?;
+        let bytes =
+            log.directory.read(own_name, read_limit(identity)).map_err(unreadable(log.directory.as_ref(), own_name))?;
         let mut usable = true;
         match SegmentHeader::decode(&bytes) {
             Ok(header) if (header.store, header.epoch, header.first) == (identity.store, identity.epoch, first) => {}
@@ -397,6 +423,7 @@ pub(super) fn merge(
         for found in scan.records.iter().chain(&scan.later) {
             let sequence = found.record.sequence;
             if until.is_some_and(|until| sequence >= until) {
+                overlaps = true;
                 break;
             }
             match records.get(&sequence) {
@@ -434,7 +461,12 @@ pub(super) fn merge(
         }
     });
     let deficient = deficient.map(|(at, _)| at).collect();
-    Ok(Merged { records, sources, end, deficient })
+    Ok(Merged { records, sources, end, deficient, overlaps })
+}
+
+/// Bytes of a segment that are read at most: what is longer is none.
+pub(super) fn read_limit(identity: &LogIdentity) -> u64 {
+    identity.segment_size.saturating_mul(2).max(64 << 20)
 }
 
 pub(super) fn path_of(directory: &dyn LogDirectory, name: &str) -> String {

@@ -1,8 +1,9 @@
 //! Bringing the index to the end of the log, from where it is, or from the last checkpoint, or from record 1.
 //!
 //! Guarantees: an index goes on only where its last record is seen to be the log's, or the checkpoint's; any other is thrown
-//! away and made anew; a checkpoint is in the index wholly or not at all; a log that has not reserved the version of a component
-//! that is there is refused, before anything is written to it: it is an older copy.
+//! away and made anew; a checkpoint is in the index wholly or not at all; a log that cannot be read is left out as long as there
+//! is another, which then must be whole by itself; a log that has not reserved the version of a component that is there is
+//! refused, before anything is written to it: it is an older copy.
 
 use super::checkpoint::{self, CheckpointError};
 use super::index::{Index, IndexError, Kept, Tables};
@@ -10,8 +11,11 @@ use super::log::LogIdentity;
 use super::log_catalog::LogCatalogOptions;
 use super::recovery::{Base, Survey, Visit, known, path_of, survey};
 use super::start_error::StartError;
+use super::unreadable::{Unreadable, with};
+use crate::store::LogDirectory;
 use railfs_proto::logfile::Found;
 use railfs_proto::v1::Record;
+use std::sync::Arc;
 
 /// Records applied in one transaction when the index is rebuilt.
 const REPLAY: usize = 4096;
@@ -23,6 +27,10 @@ pub(super) struct Replayed {
     /// Why an index that was there was thrown away.
     pub(super) discarded: Option<String>,
     pub(super) replayed: u64,
+    /// The logs that were read.
+    pub(super) logs: Vec<Arc<dyn LogDirectory>>,
+    /// Those that could not be: nothing may be appended.
+    pub(super) unreadable: Vec<Unreadable>,
 }
 
 struct Replay<'a> {
@@ -157,12 +165,22 @@ pub(super) fn replay(options: &LogCatalogOptions) -> Result<Replayed, StartError
     let identity = LogIdentity { store: options.store, epoch: options.epoch, segment_size: options.segment_size };
     let opened = Index::open(&options.state_dir, options.store, options.epoch, options.index_memory)?;
     let (mut index, mut discarded) = (opened.index, opened.discarded);
+    let (mut logs, mut unreadable) = (options.logs.clone(), Vec::new());
     let (found, replayed) = loop {
         let mut replay = Replay::new(&index, options.requests)?;
-        let found = survey(&options.logs, identity, options.highest_sequence, &mut replay)?;
+        let found = match survey(&logs, identity, options.highest_sequence, &mut replay) {
+            Err(StartError::Unreadable(log)) if logs.len() > 1 => {
+                tracing::error!(log = %log.directory, "{log}: the store goes on with the other log, read-only");
+                options.keeper.cannot_read(&log);
+                logs.retain(|other| other.describe() != log.directory);
+                unreadable.push(log);
+                continue;
+            }
+            other => other.map_err(|error| with(error, &unreadable))?,
+        };
         if replay.diverged.is_none() {
             let witness = || format!("the index {} (remove it to accept the loss)", index.path().display());
-            found.must_have(replay.kept.sequence, witness)?;
+            found.must_have(replay.kept.sequence, witness).map_err(|error| with(error, &unreadable))?;
         }
         let diverged = replay.diverged.or((!replay.seen).then_some(BEHIND));
         let Some(why) = diverged else {
@@ -177,9 +195,9 @@ pub(super) fn replay(options: &LogCatalogOptions) -> Result<Replayed, StartError
     }
     let reserved = kept(&index)?.reserved;
     if let Some(newest) = options.newest_component.as_ref().filter(|newest| newest.version > reserved) {
-        let logs = options.logs.iter().map(|log| log.describe()).collect::<Vec<_>>().join(", ");
+        let logs = logs.iter().map(|log| log.describe()).collect::<Vec<_>>().join(", ");
         let (path, version) = (newest.path.display().to_string(), newest.version);
-        return Err(StartError::Unreserved { logs, reserved, path, version });
+        return Err(with(StartError::Unreserved { logs, reserved, path, version }, &unreadable));
     }
-    Ok(Replayed { index, found, discarded, replayed })
+    Ok(Replayed { index, found, discarded, replayed, logs, unreadable })
 }

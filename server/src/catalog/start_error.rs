@@ -1,5 +1,6 @@
 //! Why a catalog cannot be opened: each reason names the file or directory, the record, and what to do.
 
+use super::unreadable::Unreadable;
 use std::io;
 
 /// Why the catalog cannot be opened.
@@ -105,6 +106,20 @@ pub enum StartError {
         /// That of the markers.
         epoch: u64,
     },
+    /// A file has the name of a segment, and nothing of the log in it, where the log does not go on with it.
+    #[error(
+        "{path} does not belong there: it is named as the log's segment from record {first} on, but holds nothing of this log, \
+         which {}; move it away and start again (were it a damaged segment of this log, that would have to be restored from a copy)",
+        .end.map_or_else(|| "has that record elsewhere".to_owned(), |end| format!("ends with record {end}"))
+    )]
+    Stray {
+        /// The file; in each log that has it.
+        path: String,
+        /// The record that it should begin with.
+        first: u64,
+        /// Where the log ends before it; `None`: it goes on behind that in the segment before.
+        end: Option<u64>,
+    },
     /// A file that does not belong here.
     #[error("{path} is not a segment of this store's log: {why}")]
     Foreign {
@@ -138,6 +153,17 @@ pub enum StartError {
         path: String,
         /// What is wrong.
         why: String,
+    },
+    /// A log cannot be read, and there is no other.
+    #[error("{log}; make it readable again, or restore the log directory {directory} from a copy", log = .0, directory = .0.directory)]
+    Unreadable(Unreadable),
+    /// The logs that are left besides some that cannot be read are not enough.
+    #[error("{source}; another log is of no help: {unreadable}")]
+    Rest {
+        /// Each, and why it cannot be read.
+        unreadable: String,
+        /// What is wrong with those that are left.
+        source: Box<StartError>,
     },
     /// The system said no.
     #[error("cannot {doing} {path}: {source}")]

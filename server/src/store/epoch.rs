@@ -26,7 +26,7 @@ pub struct Replacement {
 
 impl Store {
     /// Whether the directory at this path may take the place of a log directory, and of which. `None`: it holds the log
-    /// already.
+    /// already. Logs that cannot be read are those that the store was told of: read the log first.
     ///
     /// # Errors
     /// It is none of the store's, or cannot be written, or no log directory is gone, or none is left.
@@ -42,7 +42,9 @@ impl Store {
         if let Some(why) = directory.read_only() {
             return Err(StoreError::Unwritable { path: path.to_owned(), why: why.to_owned() });
         }
-        let stays = |id: &Id| self.directory(*id).is_some_and(|directory| directory.read_only().is_none());
+        let unreadable = |id: &Id| self.unreadable_logs().iter().any(|log| log.directory == *id);
+        let writable = |id: &Id| self.directory(*id).is_some_and(|directory| directory.read_only().is_none());
+        let stays = |id: &Id| writable(id) && !unreadable(id);
         let (kept, replaced): (Vec<Id>, Vec<Id>) = self.log_ids().iter().copied().partition(stays);
         if replaced.is_empty() {
             return Err(StoreError::NothingToReplace { store: self.id() });

@@ -7,6 +7,7 @@ use super::lock::{DirectoryLock, identity};
 use super::logdir::SEGMENT_SIZE;
 use super::marker::{MARKER, Marker, is_ours_or_harmless};
 use super::open::{Members, check_distinct, members};
+use super::restore::was_stripe_directory;
 use super::{StoreError, failed};
 use railfs_proto::descriptor::Id;
 use std::path::{Path, PathBuf};
@@ -42,8 +43,10 @@ pub fn init(directories: &[PathBuf]) -> Result<Initialised, StoreError> {
     let mut kept = Vec::new();
     let mut bare = Vec::new();
     for path in directories {
+        Marker::check_room(path)?;
         match Marker::read(path)? {
             Some(marker) => kept.push((path.clone(), marker)),
+            None if was_stripe_directory(path) => return Err(StoreError::MarkerGone(path.clone())),
             None => {
                 check_empty(path)?;
                 bare.push(path.clone());

@@ -1,7 +1,7 @@
 //! The exclusive lock on a stripe directory. It is on the directory itself, so taking it creates nothing and it is
 //! gone when its process is, however that ended; the holder's process id stands in a file beside it, for messages.
 
-use super::{StoreError, failed, private};
+use super::{StoreError, failed, private, regular};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -54,7 +54,8 @@ impl DirectoryLock {
         let file_path = path.join(HOLDER);
         let text = format!("{}\n", std::process::id());
         // Written over what is there: on a full disk that works where making it anew does not.
-        let file = private::options().write(true).create(true).truncate(false).open(&file_path);
+        let options = &mut private::options();
+        let file = regular::open(options.write(true).create(true).truncate(false), &file_path);
         let written = file.and_then(|file| {
             file.write_all_at(text.as_bytes(), 0)?;
             file.set_len(u64::try_from(text.len()).unwrap_or(u64::MAX))
@@ -72,7 +73,7 @@ impl DirectoryLock {
 
 fn read_holder(path: &Path) -> String {
     let mut text = String::new();
-    let read = std::fs::File::open(path.join(HOLDER)).and_then(|file| file.take(32).read_to_string(&mut text));
+    let read = regular::read(&path.join(HOLDER)).and_then(|file| file.take(32).read_to_string(&mut text));
     match (read, text.trim().parse::<u32>()) {
         (Ok(_), Ok(pid)) => format!("process {pid}"),
         _ => "another process".to_owned(),

@@ -2,7 +2,7 @@
 //!
 //! The trait is the place where tests freeze, fail or tear: everything that the log writes goes through it.
 
-use super::{private, sync_directory};
+use super::{private, regular, sync_directory};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -84,12 +84,12 @@ impl LogDirectory for DiskLogDirectory {
 
     fn read(&self, name: &str, limit: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut io::Read::take(File::open(self.path.join(name))?, limit), &mut bytes)?;
+        io::Read::read_to_end(&mut io::Read::take(regular::read(&self.path.join(name))?, limit), &mut bytes)?;
         Ok(bytes)
     }
 
     fn read_at(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-        let file = File::open(self.path.join(name))?;
+        let file = regular::read(&self.path.join(name))?;
         let left = file.metadata()?.len().saturating_sub(offset);
         let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(length)];
         file.read_exact_at(&mut bytes, offset)?;
@@ -97,7 +97,8 @@ impl LogDirectory for DiskLogDirectory {
     }
 
     fn create(&self, name: &str, size: u64) -> io::Result<Box<dyn LogFile>> {
-        let file = private::options().write(true).create(true).truncate(true).open(self.path.join(name))?;
+        let options = &mut private::options();
+        let file = regular::open(options.write(true).create(true).truncate(true), &self.path.join(name))?;
         match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(&file, size)?,
@@ -109,6 +110,8 @@ impl LogDirectory for DiskLogDirectory {
 
     fn allocated(&self, name: &str) -> io::Result<u64> {
         match std::fs::metadata(self.path.join(name)) {
+            // What has the name is no file of ours: whoever opens it is told.
+            Ok(metadata) if !metadata.is_file() => Ok(0),
             // A file with holes has fewer blocks than bytes: then nothing is known of any one place in it.
             Ok(metadata) if metadata.blocks().saturating_mul(512) >= metadata.len() => Ok(metadata.len()),
             Ok(_) => Ok(0),
@@ -118,7 +121,8 @@ impl LogDirectory for DiskLogDirectory {
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>> {
-        Ok(Box::new(DiskLogFile { file: OpenOptions::new().write(true).open(self.path.join(name))? }))
+        let file = regular::open(OpenOptions::new().write(true), &self.path.join(name))?;
+        Ok(Box::new(DiskLogFile { file }))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -126,7 +130,12 @@ impl LogDirectory for DiskLogDirectory {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        std::fs::remove_file(self.path.join(name))
+        let path = self.path.join(name);
+        // What is none of ours is not ours to remove.
+        match regular::instead(&path) {
+            Some(what) => Err(what.into()),
+            None => std::fs::remove_file(path),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -1,19 +1,19 @@
 //! Reading and writing the marker: after a crash a directory has the old marker or the new one, whole.
 
-use super::{StoreError, failed, private, sync_directory};
+use super::{StoreError, failed, private, regular, sync_directory};
 use railfs_proto::descriptor::Id;
 use railfs_proto::logfile::{MAX_MARKER, decode_marker, encode_marker};
 use railfs_proto::v1;
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// The marker's name in its directory.
 pub(super) const MARKER: &str = ".railfs";
-const TEMPORARY: &str = ".railfs.tmp";
+/// What was the marker before, mostly.
+pub(super) const TEMPORARY: &str = ".railfs.tmp";
 /// What file systems hand out.
 const BLOCK: usize = 4096;
 
@@ -57,8 +57,13 @@ impl Marker {
 
     /// The marker of the directory at `path`; `None` when there is none.
     pub(super) fn read(path: &Path) -> Result<Option<Marker>, StoreError> {
-        let file_path = path.join(MARKER);
-        let file = match File::open(&file_path) {
+        Marker::read_file(path, MARKER)
+    }
+
+    /// A marker under this name.
+    pub(super) fn read_file(path: &Path, name: &str) -> Result<Option<Marker>, StoreError> {
+        let file_path = path.join(name);
+        let file = match regular::read(&file_path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(StoreError::Io { doing: "open the marker", path: file_path, source }),
@@ -76,6 +81,13 @@ impl Marker {
         Ok(Some(marker))
     }
 
+    /// Refuses a place where the next marker could not be written, because something else has its name: before anything is
+    /// done that the marker is to know of.
+    pub(super) fn check_room(path: &Path) -> Result<(), StoreError> {
+        let temporary = path.join(TEMPORARY);
+        regular::check(&temporary).map_err(|what| StoreError::InTheWay { path: temporary, why: what.to_string() })
+    }
+
     /// Replaces the marker: temporary file, sync, exchange of names, sync of the directory. What was the marker becomes
     /// the temporary file of the next time, so its room is never given up and a full disk does not stop it.
     pub(super) fn write(&self, path: &Path) -> Result<(), StoreError> {
@@ -83,8 +95,9 @@ impl Marker {
             .map_err(|error| StoreError::BadMarker { path: path.to_owned(), why: error.to_string() })?;
         let (temporary, target) = (path.join(TEMPORARY), path.join(MARKER));
         // Not truncated: that would give back the room that it has.
-        let options = private::options().write(true).create(true).truncate(false).open(&temporary);
-        let file = options.map_err(failed("create", &temporary))?;
+        let options = &mut private::options();
+        let file = regular::open(options.write(true).create(true).truncate(false), &temporary);
+        let file = file.map_err(failed("create", &temporary))?;
         file.write_all_at(&bytes, 0).map_err(failed("write", &temporary))?;
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         file.set_len(length).map_err(failed("write", &temporary))?;
@@ -104,7 +117,8 @@ impl Marker {
 
 /// Takes room for the next marker, where there is some: without it the next one needs it then.
 fn hold_room(temporary: &Path, length: usize) {
-    let file = private::options().write(true).create(true).truncate(false).open(temporary);
+    let options = &mut private::options();
+    let file = regular::open(options.write(true).create(true).truncate(false), temporary);
     if let Err(error) = file.and_then(|file| file.write_all_at(&vec![0; length.next_multiple_of(BLOCK)], 0)) {
         tracing::warn!(path = %temporary.display(), %error, "no room is held for the next marker");
     }

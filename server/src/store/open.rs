@@ -7,6 +7,7 @@
 
 use super::lock::{DirectoryLock, identity};
 use super::marker::Marker;
+use super::restore::was_stripe_directory;
 use super::{DiskLogDirectory, LogDirectory, StoreError, failed, private, sync_directory};
 use railfs_proto::descriptor::Id;
 use rustix::fs::{StatVfs, StatVfsMountFlags};
@@ -18,6 +19,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// What helps where a log directory is gone for good.
 const REPLACE: &str = "mount its disk and restart railfsd; if it is gone for good, stop railfsd and run `railfsd replace-log DIR` with another stripe directory";
+
+/// What helps where a log directory is there, and its log cannot be read.
+pub(crate) const UNREADABLE: &str = "put that right and restart railfsd, or stop railfsd and run `railfsd replace-log DIR` with another stripe directory";
 
 /// A stripe directory of this node.
 #[derive(Debug)]
@@ -87,6 +91,17 @@ impl StripeDirectory {
     }
 }
 
+/// A log directory that is there, with a log that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableLog {
+    /// Which directory.
+    pub directory: Id,
+    /// The file.
+    pub path: String,
+    /// The file, and what the system said.
+    pub why: String,
+}
+
 /// A directory of the store that was not there when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingDirectory {
@@ -113,6 +128,8 @@ pub struct Store {
     /// The marker of one that is there is of an epoch that is over.
     behind: bool,
     highest_sequence: Mutex<u64>,
+    /// Log directories whose logs were found to be unreadable.
+    unreadable: Mutex<Vec<UnreadableLog>>,
 }
 
 /// What the markers of some directories say together.
@@ -132,7 +149,7 @@ impl Members {
     }
 
     /// Those that are not among these.
-    fn missing(&self, marked: &[(PathBuf, Marker)]) -> Vec<Id> {
+    pub(super) fn missing(&self, marked: &[(PathBuf, Marker)]) -> Vec<Id> {
         let here: BTreeSet<Id> = marked.iter().map(|(_, marker)| marker.directory).collect();
         self.directories.iter().filter(|id| !here.contains(id)).copied().collect()
     }
@@ -168,7 +185,7 @@ fn not_listed(members: &Members, missing: Id, marked: &[(PathBuf, Marker)]) -> S
 }
 
 /// Puts the markers together; refuses two stores and a copy of a directory.
-fn gather(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreError> {
+pub(super) fn gather(marked: &[(PathBuf, Marker)]) -> Result<Members, StoreError> {
     let Some((first_path, first)) = marked.first() else { return Err(StoreError::Empty) };
     // The newest marker knows most: markers are replaced one after another.
     let mut newest = first;
@@ -211,6 +228,13 @@ pub struct LockedDirectories {
     paths: Vec<PathBuf>,
     locked: Vec<(PathBuf, DirectoryLock)>,
     absent: Vec<(PathBuf, StoreError)>,
+}
+
+impl LockedDirectories {
+    /// Those that are there.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.locked.iter().map(|(path, _)| path.as_path())
+    }
 }
 
 /// Locks the directories of a store that are there: the first thing that a server does. Changes nothing on disk.
@@ -266,10 +290,12 @@ pub fn open_locked(locked: LockedDirectories) -> Result<Store, StoreError> {
     for (path, lock) in locked {
         match Marker::read(&path) {
             Ok(Some(marker)) => {
+                Marker::check_room(&path)?;
                 marked.push((path, marker));
                 locks.push(lock);
             }
             // Also a place whose disk is not mounted: nothing is made there.
+            Ok(None) if was_stripe_directory(&path) => absent.push((path.clone(), StoreError::MarkerGone(path))),
             Ok(None) => absent.push((path.clone(), StoreError::NoMarker(path))),
             Err(error) if error.is_absence() => absent.push((path, error)),
             Err(error) => return Err(error),
@@ -302,6 +328,7 @@ pub fn open_locked(locked: LockedDirectories) -> Result<Store, StoreError> {
         log_directories: members.log_directories,
         behind,
         highest_sequence: Mutex::new(members.highest_sequence),
+        unreadable: Mutex::default(),
     })
 }
 
@@ -362,6 +389,7 @@ impl StoreError {
             StoreError::NotThere(_)
                 | StoreError::NotADirectory(_)
                 | StoreError::NoMarker(_)
+                | StoreError::MarkerGone(_)
                 | StoreError::BadMarker { .. }
                 | StoreError::Io { .. }
         )
@@ -395,7 +423,7 @@ impl Store {
         &self.missing
     }
 
-    /// Why nothing can be committed: a log directory is missing or cannot be written. `None`: the log is whole.
+    /// Why nothing can be committed: a log directory is missing or cannot be written, or its log cannot be read. `None`: the log is whole.
     pub fn read_only(&self) -> Option<String> {
         let missing = self.missing.iter().filter(|missing| missing.holds_log);
         let missing = missing.map(|dir| format!("log directory {} ({}) is missing: {}", dir.place, dir.id, dir.why));
@@ -403,8 +431,30 @@ impl Store {
             let why = directory.read_only()?;
             Some(format!("log directory {} ({}) cannot be written: {why}", directory.path.display(), directory.id))
         });
-        let reasons: Vec<String> = missing.chain(unwritable).collect();
-        (!reasons.is_empty()).then(|| format!("{}; {REPLACE}", reasons.join("; ")))
+        let mut reasons: Vec<String> = missing.chain(unwritable).collect();
+        if !reasons.is_empty() {
+            reasons.push(REPLACE.to_owned());
+        }
+        for log in self.unreadable_logs() {
+            let path = self.directory(log.directory).map_or_else(String::new, |dir| dir.path.display().to_string());
+            reasons.push(format!("log directory {path} ({}): {}; {UNREADABLE}", log.directory, log.why));
+        }
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    /// Log directories whose logs cannot be read, as far as it was tried.
+    pub fn unreadable_logs(&self) -> Vec<UnreadableLog> {
+        self.unreadable.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes that the log in this folder cannot be read: nothing is committed, and the directory can be replaced.
+    pub fn note_unreadable(&self, log: &str, path: &str, why: &str) {
+        let of_log = |directory: &&StripeDirectory| directory.log().display().to_string() == log;
+        let Some(directory) = self.directories.iter().find(of_log).map(StripeDirectory::id) else { return };
+        let mut unreadable = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        if unreadable.iter().all(|known| known.directory != directory) {
+            unreadable.push(UnreadableLog { directory, path: path.to_owned(), why: why.to_owned() });
+        }
     }
 
     /// The directory with this id.

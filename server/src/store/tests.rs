@@ -306,3 +306,85 @@ fn a_marker_is_replaced_in_room_that_is_kept_for_it() {
         assert_eq!(Marker::read(&paths[0]).unwrap().unwrap().highest_sequence, highest);
     }
 }
+
+fn fifo(path: &std::path::Path) {
+    let _ = fs::remove_file(path);
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+}
+
+#[test]
+fn i9_what_is_no_file_in_the_place_of_one_of_ours_is_named_and_nobody_waits_for_it() {
+    let (_root, paths) = directories(2);
+    init(&paths).unwrap();
+    // Who has it open is for messages alone.
+    fifo(&paths[0].join(".railfs.lock"));
+    drop(open(&paths).unwrap());
+    // The next marker could not be written: that is said before anything is done.
+    let tmp = paths[1].join(".railfs.tmp");
+    fifo(&tmp);
+    let wanted = format!("{} is in the way: it is a FIFO, not a regular file; move it away", tmp.display());
+    for refused in [refusal(open(&paths)), refusal(init(&paths))] {
+        assert!(refused.starts_with(&wanted), "{refused}");
+    }
+    fs::remove_file(&tmp).unwrap();
+    fs::create_dir(&tmp).unwrap();
+    let refused = refusal(open(&paths));
+    assert!(refused.contains("it is a directory, not a regular file; move it away"), "{refused}");
+    fs::remove_dir(&tmp).unwrap();
+    // Files of the log.
+    let log = open(&paths).unwrap().log_directories().remove(0);
+    let place = paths[0].join("log/segment");
+    fifo(&place);
+    let errors = [
+        log.read("segment", 10).unwrap_err(),
+        log.read_at("segment", 0, 10).unwrap_err(),
+        log.open("segment").unwrap_err(),
+        log.create("segment", 10).unwrap_err(),
+        log.remove("segment").unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.to_string(), "it is a FIFO, not a regular file; move it away");
+    }
+    assert_eq!(log.allocated("segment").unwrap(), 0);
+    // Without its marker a directory is missing.
+    fifo(&paths[1].join(MARKER));
+    let store = open(&paths).unwrap();
+    let [missing] = store.missing() else { panic!("{:?}", store.missing()) };
+    assert!(missing.why.contains("d1/.railfs: it is a FIFO"), "{}", missing.why);
+}
+
+#[test]
+fn a_marker_that_was_removed_is_put_back_where_the_one_before_says_who_the_directory_is() {
+    let (_root, paths) = directories(3);
+    init(&paths).unwrap();
+    let store = open(&paths).unwrap();
+    store.update_markers(7).unwrap();
+    let ids: Vec<Id> = store.directories().iter().map(StripeDirectory::id).collect();
+    drop(store);
+    let restore = || restore_markers(&lock(&paths).unwrap()).unwrap();
+    assert_eq!(restore(), []);
+    fs::remove_file(paths[2].join(MARKER)).unwrap();
+    let missing = open(&paths).unwrap().missing()[0].why.clone();
+    for told in [missing, refusal(init(&paths))] {
+        assert!(told.contains("d2/.railfs was removed") && told.contains("railfsd fsck --repair"), "{told}");
+    }
+    assert_eq!(restore(), [(paths[2].clone(), ids[2])]);
+    let store = open(&paths).unwrap();
+    assert_eq!((store.missing().len(), store.directories()[2].id()), (0, ids[2]));
+    store.update_markers(8).unwrap();
+    drop(store);
+    // Another directory's, another store's, a damaged one, none.
+    let tmp = paths[2].join(".railfs.tmp");
+    let (root, other) = directories(1);
+    init(&other).unwrap();
+    fs::remove_file(paths[2].join(MARKER)).unwrap();
+    let damaged = [&fs::read(&tmp).unwrap()[..], &[1]].concat();
+    for wrong in [fs::read(paths[1].join(MARKER)).unwrap(), fs::read(other[0].join(MARKER)).unwrap(), damaged] {
+        fs::write(&tmp, wrong).unwrap();
+        assert_eq!(restore(), []);
+    }
+    fs::remove_file(&tmp).unwrap();
+    assert_eq!(restore(), []);
+    assert!(!paths[2].join(MARKER).exists());
+    drop(root);
+}

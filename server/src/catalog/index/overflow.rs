@@ -5,7 +5,7 @@
 //! away: a start never takes it for an index. When there is room again everything is written, synced, and only then the
 //! mark taken away. Memory is bounded: beyond [`Room::limit`] writes fail, and [`Shared::exhausted`] says so at half.
 
-use crate::store::private;
+use crate::store::{private, regular};
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 use std::collections::BTreeMap;
@@ -82,7 +82,8 @@ pub(super) struct Overflow {
 impl Overflow {
     /// Opens or makes the file.
     pub(super) fn open(path: &Path, limit: u64) -> io::Result<(Overflow, Arc<Shared>)> {
-        let file = private::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        let options = &mut private::options();
+        let file = regular::open(options.read(true).write(true).create(true).truncate(false), path)?;
         // One that an earlier version made.
         private::close(path);
         let file = FileBackend::new(file).map_err(io::Error::other)?;
