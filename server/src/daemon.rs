@@ -19,6 +19,8 @@ use crate::node::{Node, add, lock};
 use crate::put::Puts;
 use crate::put::recover::{self, Found};
 use crate::reload::{self, Reload};
+use crate::scarce;
+use crate::serve::files::{Files, capacity};
 use crate::serve::{Gate, Server, pin, pins, reclaim};
 use crate::store::{self, StoreError};
 use railfs_engine::clock::Clock;
@@ -271,6 +273,12 @@ impl Daemon {
         let found = runtime.block_on(recover::recover(&store, &*catalog, &config.node))?;
         let mut node = Node::new(config.node.clone(), incarnation, store, publisher, clock, runtime.handle().clone());
         node.request_timeout = config.request_timeout;
+        let (limit, direct) = (scarce::descriptors(), bound.memory.is_some());
+        let room = capacity(limit, direct);
+        if let Some(line) = scarce::low(limit, room.get()) {
+            tracing::warn!("{line}");
+        }
+        node.files = Arc::new(Files::new(room));
         node.access.replace(Rights::new(&config.namespaces));
         let node = Arc::new(node);
         add(&node.counters.debris_removed, found.removed);
@@ -288,11 +296,11 @@ impl Daemon {
         let predecessor = recovered.previous.is_some();
         let keeper = pin::Keeper::new(limits, node.clock.now(), predecessor, Arc::clone(&superseded));
         let server = Arc::new(Server {
+            files: Arc::clone(&node.files),
             node,
             puts,
-            files: Arc::default(),
             pins: Arc::new(keeper),
-            direct: bound.memory.is_some(),
+            direct,
             buffered: Default::default(),
         });
 

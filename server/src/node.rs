@@ -7,6 +7,7 @@ use crate::access::{Access, Identity, Need};
 use crate::catalog::Publisher;
 use crate::control::sessions::Sessions;
 use crate::health::{self, Condition, Health};
+use crate::serve::files::Files;
 use crate::store::Store;
 use railfs_engine::clock::Clock;
 use railfs_engine::rail::Rail;
@@ -131,6 +132,8 @@ pub struct Node {
     pub runtime: Handle,
     /// How the stripe directories are.
     pub health: Health,
+    /// Open components: let go where descriptors are short.
+    pub files: Arc<Files>,
     /// How long a request to a client may take.
     pub request_timeout: Duration,
 }
@@ -159,6 +162,7 @@ impl Node {
             clock,
             runtime,
             health,
+            files: Arc::default(),
             request_timeout: railfs_proto::limits::PULL,
         }
     }

@@ -119,6 +119,7 @@ impl Puts {
         let node_name = node.name.clone();
         let puts = Arc::clone(self);
         let make = move || -> Result<(Descriptor, Components), WriteOrPlace> {
+            let mut let_go = false;
             // A directory that fails here is out of the running: the others are tried, each time one fewer.
             loop {
                 let (striping, places) = place(&rooms(&node), size, page, stripe, width)?;
@@ -129,6 +130,9 @@ impl Puts {
                     Ok(made) => return Ok((descriptor, made)),
                     // What was lost and found goes before a put is refused: at most once in each directory.
                     Err(WriteError::NoSpace { directory, .. }) if empty_lost(&node, directory) => {}
+                    // Components that are only kept open for reads give way, once.
+                    Err(WriteError::Short { .. })
+                        if !std::mem::replace(&mut let_go, true) && node.files.let_go() > 0 => {}
                     Err(error) => {
                         let _ = puts.blame(&error);
                         if error.suspect().is_none() {

@@ -10,7 +10,7 @@ use super::{Answer, Due, Server};
 use crate::access::{Identity, Need};
 use crate::health::Condition;
 use crate::node::{add, count};
-use crate::scarce::shortage;
+use crate::scarce::{lacks_descriptors, shortage};
 use railfs_engine::rail::slab::Kept;
 use railfs_engine::rail::{Bulk, Check, Sent};
 use railfs_proto::checksum::page_checksums;
@@ -163,8 +163,15 @@ impl Server {
         }
         let server = Arc::clone(self);
         let opened = tokio::task::spawn_blocking(move || {
-            let namespace = standing.name.namespace.clone();
-            Component::open(&server.node.store, key, namespace, &standing.descriptor, server.direct)
+            let namespace = &standing.name.namespace;
+            let open = || {
+                Component::open(&server.node.store, key, namespace.clone(), &standing.descriptor, server.direct)
+            };
+            match open() {
+                // What is only kept open gives way, once.
+                Err(ReadError::Io(error)) if lacks_descriptors(&error) && server.files.let_go() > 0 => open(),
+                opened => opened,
+            }
         })
         .await;
         match opened.map_err(|error| unavailable(&error))? {

@@ -1,10 +1,11 @@
 //! Component files that are open for reading, with their checksum tables: a bounded cache.
 //!
 //! Guarantees: a file is in here only if its header is valid, agrees with the object's record, and its size is what the
-//! arithmetic gives; checksums come only from table blocks that carry their own; at most [`OPEN_FILES`] files and
-//! [`OPEN_FILES`] x [`TABLE_BLOCKS`] table blocks are held.
+//! arithmetic gives; checksums come only from table blocks that carry their own; at most [`capacity`] files, and
+//! [`TABLE_BLOCKS`] table blocks of each, are held, so that connections, puts and the log find descriptors.
 
 use crate::node::lock;
+use crate::scarce::lacks_descriptors;
 use crate::store::Store;
 use lru::LruCache;
 use railfs_engine::rail::slab::{Identity, open_direct};
@@ -19,10 +20,20 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// Most files kept open.
+/// Most files kept open, whatever the limit.
 pub const OPEN_FILES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Files that may be kept open under the smallest limit.
+pub const FEWEST_FILES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 /// Table blocks kept for each: 511 pages each.
 pub const TABLE_BLOCKS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+
+/// How many components may stay open where the process may have `limit` descriptors (`None`: any number): a quarter of them
+/// is for these; one that is open for direct reads too takes two.
+pub fn capacity(limit: Option<u64>, direct: bool) -> NonZeroUsize {
+    let each = if direct { 2 } else { 1 };
+    let files = limit.map_or(usize::MAX, |limit| usize::try_from(limit / 4 / each).unwrap_or(usize::MAX));
+    NonZeroUsize::new(files).map_or(FEWEST_FILES, |files| files.clamp(FEWEST_FILES, OPEN_FILES))
+}
 
 /// Why bytes of a component cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +132,11 @@ impl Component {
             return Err(ReadError::Size { found, wanted: geometry.file_size() });
         }
         // Where it cannot be had the bytes are read through the kernel's cache.
-        let direct = if direct { open_direct(path).ok().map(Arc::new) } else { None };
+        let direct = match direct.then(|| open_direct(path)) {
+            // That is no word about the file system.
+            Some(Err(error)) if lacks_descriptors(&error) => return Err(error.into()),
+            direct => direct.and_then(Result::ok).map(Arc::new),
+        };
         let blocks = Mutex::new(LruCache::new(TABLE_BLOCKS));
         Ok(Component {
             key,
@@ -218,11 +233,27 @@ pub struct Files(Mutex<LruCache<Key, Arc<Component>>>);
 
 impl Default for Files {
     fn default() -> Self {
-        Files(Mutex::new(LruCache::new(OPEN_FILES)))
+        Files::new(OPEN_FILES)
     }
 }
 
 impl Files {
+    /// For so many at once: see [`capacity`].
+    pub fn new(capacity: NonZeroUsize) -> Files {
+        Files(Mutex::new(LruCache::new(capacity)))
+    }
+    /// Closes all, for when no descriptor is left; those that are being read are closed with their last read. How many.
+    pub fn let_go(&self) -> usize {
+        let mut all = Vec::new();
+        {
+            let mut files = lock(&self.0);
+            while let Some((_, file)) = files.pop_lru() {
+                all.push(file);
+            }
+        }
+        // They are closed outside the lock.
+        all.len()
+    }
     /// The component, if it is open.
     pub fn get(&self, key: &Key) -> Option<Arc<Component>> {
         lock(&self.0).get(key).cloned()
@@ -253,5 +284,21 @@ impl Files {
     /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i6_a_quarter_of_the_descriptors_is_for_open_components() {
+        let of = |limit, direct| capacity(limit, direct).get();
+        assert_eq!((of(None, false), of(None, true)), (1024, 1024));
+        assert_eq!((of(Some(65_536), false), of(Some(65_536), true)), (1024, 1024));
+        assert_eq!((of(Some(4096), false), of(Some(4096), true)), (1024, 512));
+        assert_eq!((of(Some(1024), false), of(Some(1024), true)), (256, 128));
+        assert_eq!((of(Some(256), false), of(Some(256), true)), (64, 32));
+        assert_eq!((of(Some(8), false), of(Some(0), true)), (4, 4));
     }
 }
