@@ -511,7 +511,12 @@ fn passes(check: Option<&Check>, bytes: &Fenced, length: u32) -> bool {
 /// The file system does not do that (`EINVAL`), or the file cannot be opened.
 pub fn open_direct(path: &std::path::Path) -> io::Result<File> {
     use rustix::fs::{Mode, OFlags};
-    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT, Mode::empty())?.into())
+    // What was put in its place meanwhile is not waited for.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    // Some file systems would say EAGAIN to io_uring for as long as it is set.
+    rustix::fs::fcntl_setfl(&file, OFlags::DIRECT)?;
+    Ok(file.into())
 }
 
 #[cfg(test)]

@@ -13,11 +13,13 @@ use railfs_proto::component::{BLOCK, BlockId, ComponentError, DATA_OFFSET, FileN
 use railfs_proto::descriptor::{Descriptor, Id};
 use railfs_proto::layout::Striping;
 use railfs_proto::name::Namespace;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// Most files kept open, whatever the limit.
@@ -47,6 +49,14 @@ pub enum ReadError {
     /// What is on the disk is not what was written.
     #[error("{0}")]
     Damaged(#[from] ComponentError),
+    /// Something else lies there.
+    #[error("{} is {what}, not a file: put the component itself in its place", .path.display())]
+    NoFile {
+        /// Where.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
     /// The file is longer or shorter than it was written.
     #[error("the file has {found} bytes, not {wanted}")]
     Size {
@@ -61,6 +71,45 @@ impl From<io::Error> for ReadError {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::NotFound { ReadError::Missing } else { ReadError::Io(error) }
     }
+}
+
+/// What it is, for messages: `None` for a file.
+pub fn kind_name(kind: FileType) -> Option<&'static str> {
+    match kind {
+        FileType::RegularFile => None,
+        FileType::Directory => Some("a directory"),
+        FileType::Symlink => Some("a symbolic link"),
+        FileType::Fifo => Some("a FIFO"),
+        FileType::Socket => Some("a socket"),
+        FileType::CharacterDevice | FileType::BlockDevice => Some("a device"),
+        FileType::Unknown => Some("something unknown"),
+    }
+}
+
+/// The one place where a component is opened. Never waits for a writer of what is a FIFO; what is no file is refused. A
+/// symbolic link is followed.
+///
+/// # Errors
+/// `NoFile`, `Missing`, `Io`.
+pub fn open_regular(path: &Path) -> Result<File, ReadError> {
+    let no_file = |what| ReadError::NoFile { path: path.to_owned(), what };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        // What a socket says, and a device that nothing drives.
+        Err(error @ (Errno::NXIO | Errno::NODEV)) => {
+            let stat = rustix::fs::stat(path).map_err(io::Error::from)?;
+            return Err(kind_name(FileType::from_raw_mode(stat.st_mode)).map_or(ReadError::Io(error.into()), no_file));
+        }
+        Err(error) => return Err(io::Error::from(error).into()),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(io::Error::from)?;
+    if let Some(what) = kind_name(FileType::from_raw_mode(stat.st_mode)) {
+        return Err(no_file(what));
+    }
+    // Some file systems would say EAGAIN to io_uring for as long as it is set.
+    rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(io::Error::from)?;
+    Ok(file)
 }
 
 /// Which file.
@@ -121,13 +170,17 @@ impl Component {
     /// # Errors
     /// See [`ReadError`].
     pub fn open_at(path: &Path, key: Key, descriptor: &Descriptor, direct: bool) -> Result<Component, ReadError> {
-        let file = File::open(path)?;
+        let file = open_regular(path)?;
+        let found = file.metadata()?.len();
+        if found < BLOCK as u64 {
+            // It cannot say itself how long it should be.
+            return Err(ReadError::Size { found, wanted: Geometry::of(&descriptor.striping, key.component)?.file_size() });
+        }
         let mut block = [0u8; BLOCK];
         file.read_exact_at(&mut block, 0)?;
         let header = Header::decode(&block)?;
         header.agree(descriptor, key.component)?;
         let geometry = header.geometry()?;
-        let found = file.metadata()?.len();
         if found != geometry.file_size() {
             return Err(ReadError::Size { found, wanted: geometry.file_size() });
         }
@@ -221,7 +274,13 @@ impl Component {
         let offset = self.geometry.block_offset(block);
         let offset = offset.ok_or(ComponentError::Field { field: "table block", value: block })?;
         let mut bytes = [0u8; BLOCK];
-        self.file.read_exact_at(&mut bytes, offset)?;
+        self.file.read_exact_at(&mut bytes, offset).map_err(|error| match self.file.metadata() {
+            // It was cut after it was opened.
+            Ok(now) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                ReadError::Size { found: now.len(), wanted: self.geometry.file_size() }
+            }
+            _ => error.into(),
+        })?;
         let id = BlockId { version: self.key.version, component: self.key.component, block };
         Ok(TableBlock::decode(id, &bytes)?)
     }
