@@ -302,6 +302,7 @@ impl Daemon {
             pins: Arc::new(keeper),
             direct,
             buffered: Default::default(),
+            said: Default::default(),
         });
 
         let (shutdown, stopping) = watch::channel(false);

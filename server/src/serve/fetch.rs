@@ -229,7 +229,10 @@ impl Server {
                 let message = format!(
                     "component {component} of version {version} in stripe directory {path} ({directory}) is damaged: {why}"
                 );
-                tracing::error!("{message}");
+                // Each rail that a client tries meets it again.
+                if self.said.is_new(key, why, self.node.clock.now()) {
+                    tracing::error!("{message}");
+                }
                 message
             }
         };
