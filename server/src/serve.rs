@@ -179,6 +179,10 @@ impl Due {
     fn of(now: Time, microseconds: u64) -> Due {
         Due(now.after(Duration::from_micros(microseconds)))
     }
+    /// How long until then.
+    pub fn left(self, node: &Node) -> Duration {
+        self.0.since(node.clock.now())
+    }
     /// Whether its time is up.
     pub fn is_over(self, node: &Node) -> bool {
         let over = node.clock.now() >= self.0;

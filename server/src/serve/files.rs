@@ -174,7 +174,10 @@ impl Component {
         let found = file.metadata()?.len();
         if found < BLOCK as u64 {
             // It cannot say itself how long it should be.
-            return Err(ReadError::Size { found, wanted: Geometry::of(&descriptor.striping, key.component)?.file_size() });
+            return Err(ReadError::Size {
+                found,
+                wanted: Geometry::of(&descriptor.striping, key.component)?.file_size(),
+            });
         }
         let mut block = [0u8; BLOCK];
         file.read_exact_at(&mut block, 0)?;
