@@ -68,8 +68,8 @@ impl Book {
 
     /// Why it is said not to answer.
     fn silent(&self, now: Time) -> Option<String> {
-        let long = |since: &Option<Time>| since.is_some_and(|since| now.since(since) >= SILENT);
-        if !long(&self.full) && !long(&self.look) {
+        let long = |since: Option<Time>| since.is_some_and(|since| now.since(since) >= SILENT);
+        if !long(self.full) && !long(self.look) {
             return None;
         }
         let oldest = self.inside.values().copied().chain(self.look).min().unwrap_or(now);

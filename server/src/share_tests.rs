@@ -34,8 +34,8 @@ fn i9_a_share_that_is_used_up_and_gives_nothing_back_is_silent_and_a_busy_one_is
 
 #[test]
 fn i9_a_directory_that_hangs_holds_its_own_share_of_threads_and_no_other() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all();
-    let runtime = { runtime }.max_blocking_threads(SHARE + 4).build().unwrap();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).max_blocking_threads(SHARE + 4).enable_all().build().unwrap();
     let (hung, well) = (share(), share());
     let (let_go, held) = mpsc::channel::<()>();
     let held = Arc::new(Mutex::new(held));
@@ -44,7 +44,7 @@ fn i9_a_directory_that_hangs_holds_its_own_share_of_threads_and_no_other() {
         let soon = Duration::from_millis(1);
         for round in 0..3 * SHARE {
             let held = Arc::clone(&held);
-            let refused = hung.run(soon, move || drop(lock(&held).recv())).await.unwrap_err();
+            let refused = hung.run(soon, move || _ = lock(&held).recv()).await.unwrap_err();
             let says = refused.message.contains("/srv/disk7") && refused.message.contains("does not answer");
             assert!(says && refused.code == Code::Unavailable, "{round}: {}", refused.message);
         }

@@ -118,7 +118,7 @@ fn i6_streams_of_health_and_reflection_are_bounded_and_who_asks_once_is_told() {
 fn i9_i11_a_directory_that_hangs_is_shown_and_costs_the_others_nothing() {
     use railfs_engine::client::PutOptions;
     use railfs_server::share::SHARE;
-    use std::sync::{Arc, Mutex, mpsc};
+    use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
     let server = TestServer::start(3, 1, "");
     let client = TestClient::connect(&server);
@@ -143,7 +143,7 @@ fn i9_i11_a_directory_that_hangs_is_shown_and_costs_the_others_nothing() {
     let held = Arc::new(Mutex::new(held));
     for _ in 0..SHARE + 8 {
         let (node, held) = (Arc::clone(&node), Arc::clone(&held));
-        let inside = move || drop(held.lock().unwrap_or_else(|error| error.into_inner()).recv());
+        let inside = move || _ = held.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let soon = std::time::Duration::from_millis(10);
         node.runtime.clone().spawn(async move { node.shares.of(hung).unwrap().run(soon, inside).await });
     }

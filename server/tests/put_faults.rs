@@ -482,7 +482,9 @@ fn components_that_are_only_kept_open_give_way_where_descriptors_are_short() {
     let client = TestClient::connect(&server);
     let bytes = pattern(100_000, 1);
     let keys: Vec<String> = (0..8).map(|number| format!("k{number}")).collect();
-    keys.iter().for_each(|key| drop(client.put(key, &bytes).unwrap()));
+    for key in &keys {
+        client.put(key, &bytes).unwrap();
+    }
     let objects: Vec<_> = keys.iter().map(|key| client.object(key)).collect();
     // All but the last are open now.
     let (last, first) = objects.split_last().unwrap();
