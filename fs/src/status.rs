@@ -128,7 +128,7 @@ pub struct Directory {
     pub id: String,
     /// On the server.
     pub path: String,
-    /// "ok", "suspect", "read-only" or "missing".
+    /// "ok", "hanging", "suspect", "read-only" or "missing".
     pub state: String,
     /// Why it is not "ok".
     pub reason: String,

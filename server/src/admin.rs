@@ -3,14 +3,17 @@
 use crate::control::addresses::Announced;
 use crate::health::{Condition, State};
 use crate::listeners::{Listener, Memory};
-use crate::node::{SOFTWARE, lock};
+use crate::node::{Node, SOFTWARE, lock};
 use crate::put::recover;
 use crate::serve::Server;
+use crate::share::{HANGING, Seen};
 use railfs_engine::rail::slab::SlabCounters;
+use railfs_proto::descriptor::Id;
 use railfs_proto::reply::ok_outcome;
 use railfs_proto::v1;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Sees the listeners and knows when the server started.
 #[derive(Debug)]
@@ -30,9 +33,7 @@ impl Admin {
     /// The server's account of itself.
     pub async fn status(&self, server: &Arc<Server>) -> v1::StatusReply {
         let node = &server.node;
-        let counting = Arc::clone(node);
-        // Disks may be slow to answer, and this may be asked often.
-        let directories = tokio::task::spawn_blocking(move || directories(&counting)).await.unwrap_or_default();
+        let directories = directories(node).await;
         let mut degraded = self.announced.absent();
         degraded.extend(node.publisher.catalog().degraded());
         degraded.extend(lock(&node.reload_trouble).iter().cloned());
@@ -123,31 +124,57 @@ pub fn slab_counters(slabs: &[SlabCounters]) -> Vec<(&'static str, u64)> {
     ]
 }
 
-fn directories(node: &crate::node::Node) -> Vec<v1::DirectoryStatus> {
-    let status = |state: State| {
+/// Longest that status waits for all directories together: of one that takes longer it tells what it found last.
+const COUNT: Duration = Duration::from_secs(1);
+
+async fn directories(node: &Arc<Node>) -> Vec<v1::DirectoryStatus> {
+    let states: Vec<State> = node.health.all().collect();
+    let mut counting = tokio::task::JoinSet::new();
+    for state in &states {
         // Of one that is not in its place there is nothing to be had.
-        let here = node.store.directory(state.id).filter(|_| state.condition != Condition::Missing);
-        let space = here.and_then(|directory| directory.space().ok());
-        let bytes = |blocks: fn(&rustix::fs::StatVfs) -> u64| {
-            space.as_ref().map_or(0, |stat| blocks(stat).saturating_mul(stat.f_frsize))
+        let share = node.shares.of(state.id).filter(|_| state.condition != Condition::Missing);
+        let Some(share) = share.cloned() else { continue };
+        let (id, node) = (state.id, Arc::clone(node));
+        counting.spawn(async move { (id, share.seen(COUNT, move || count(&node, id)).await) });
+    }
+    let mut seen: HashMap<Id, Seen> = counting.join_all().await.into_iter().collect();
+    let status = |state: State| {
+        let Seen { total, available, filesystem, lost } = seen.remove(&state.id).unwrap_or_default();
+        let hangs = node.shares.silent(state.id).filter(|_| state.condition != Condition::Missing);
+        let (name, reason) = match hangs {
+            Some(why) if state.why.is_empty() => (HANGING, why),
+            Some(why) => (HANGING, format!("{why} (before: {})", state.why)),
+            None => (state.condition.name(), state.why),
         };
-        let lost = here.map(recover::lost).unwrap_or_default();
         v1::DirectoryStatus {
             id: state.id.to_bytes(),
             path: state.path,
-            state: state.condition.name().to_owned(),
-            total_bytes: bytes(|stat| stat.f_blocks),
-            available_bytes: bytes(|stat| stat.f_bavail),
+            state: name.to_owned(),
+            total_bytes: total,
+            available_bytes: available,
             holds_log: state.holds_log,
-            reason: state.why,
-            filesystem: here
-                .and_then(|directory| rustix::fs::stat(directory.path()).ok())
-                .map_or(0, |stat| stat.st_dev),
+            reason,
+            filesystem,
             lost_files: u32::try_from(lost.files).unwrap_or(u32::MAX),
             lost_bytes: lost.bytes,
         }
     };
-    node.health.all().map(status).collect()
+    states.into_iter().map(status).collect()
+}
+
+/// Asks the directory's file system: waits for it.
+fn count(node: &Node, id: Id) -> Seen {
+    let Some(directory) = node.store.directory(id) else { return Seen::default() };
+    let space = directory.space().ok();
+    let bytes = |blocks: fn(&rustix::fs::StatVfs) -> u64| {
+        space.as_ref().map_or(0, |stat| blocks(stat).saturating_mul(stat.f_frsize))
+    };
+    Seen {
+        total: bytes(|stat| stat.f_blocks),
+        available: bytes(|stat| stat.f_bavail),
+        filesystem: rustix::fs::stat(directory.path()).map_or(0, |stat| stat.st_dev),
+        lost: recover::lost(directory),
+    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,10 @@ use crate::node::{Node, add, lock};
 use crate::put::Puts;
 use crate::put::recover::{self, Found};
 use crate::reload::{self, Reload};
+use crate::scarce;
+use crate::serve::files::{Files, capacity};
 use crate::serve::{Gate, Server, pin, pins, reclaim};
+use crate::share::{self, threads};
 use crate::store::{self, StoreError};
 use railfs_engine::clock::Clock;
 use railfs_engine::memory::Arena;
@@ -244,7 +247,7 @@ impl Daemon {
             |error: io::Error| StartError::Resources { what: "cannot start threads", detail: error.to_string() };
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
-            .max_blocking_threads(64)
+            .max_blocking_threads(threads(config.stripe_dirs.len()))
             .thread_name("railfsd")
             .enable_all()
             .build()
@@ -271,6 +274,12 @@ impl Daemon {
         let found = runtime.block_on(recover::recover(&store, &*catalog, &config.node))?;
         let mut node = Node::new(config.node.clone(), incarnation, store, publisher, clock, runtime.handle().clone());
         node.request_timeout = config.request_timeout;
+        let (limit, direct) = (scarce::descriptors(), bound.memory.is_some());
+        let room = capacity(limit, direct);
+        if let Some(line) = scarce::low(limit, room.get()) {
+            tracing::warn!("{line}");
+        }
+        node.files = Arc::new(Files::new(room));
         node.access.replace(Rights::new(&config.namespaces));
         let node = Arc::new(node);
         add(&node.counters.debris_removed, found.removed);
@@ -288,12 +297,13 @@ impl Daemon {
         let predecessor = recovered.previous.is_some();
         let keeper = pin::Keeper::new(limits, node.clock.now(), predecessor, Arc::clone(&superseded));
         let server = Arc::new(Server {
+            files: Arc::clone(&node.files),
             node,
             puts,
-            files: Arc::default(),
             pins: Arc::new(keeper),
-            direct: bound.memory.is_some(),
+            direct,
             buffered: Default::default(),
+            said: Default::default(),
         });
 
         let (shutdown, stopping) = watch::channel(false);
@@ -516,7 +526,7 @@ fn serve_control(
 /// puts are taken.
 async fn tell_health(reporter: &tonic_health::server::HealthReporter, node: &Node) {
     let serving = |well| if well { ServingStatus::Serving } else { ServingStatus::NotServing };
-    reporter.set_service_status(HEALTH_DIRECTORIES, serving(node.health.is_well())).await;
+    reporter.set_service_status(HEALTH_DIRECTORIES, serving(node.is_well())).await;
     reporter.set_service_status(HEALTH_PUBLISHING, serving(node.publisher.frozen().is_none())).await;
 }
 
@@ -526,7 +536,7 @@ async fn every_second(
     rails: Vec<Option<Listener>>,
     reporter: tonic_health::server::HealthReporter,
 ) {
-    let mut looking: Option<tokio::task::JoinHandle<()>> = None;
+    let mut tidying: Option<tokio::task::JoinHandle<()>> = None;
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     for second in 0u64.. {
@@ -537,24 +547,28 @@ async fn every_second(
         }
         server.puts.tick();
         server.pins.tick(server.node.clock.now());
-        if looking.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
-            // A disk that hangs holds up this look alone.
-            let node = Arc::clone(&server.node);
-            looking = Some(tokio::task::spawn_blocking(move || node.look_at_directories()));
-        }
+        server.node.look_at_directories();
         for rail in rails.iter().flatten().filter(|rail| rail.is_verbs()) {
             // Devices that are opened or closed take their time; a rail lets one at a time look after it.
             let (rail, clock) = (rail.clone(), server.node.clock);
             tokio::task::spawn_blocking(move || rail.tend(clock.now()));
         }
         tell_health(&reporter, &server.node).await;
-        if second % TIDY == TIDY - 1 {
+        if second % TIDY == TIDY - 1 && tidying.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
             let node = Arc::clone(&server.node);
-            // Slow disks must not delay the next second.
-            tokio::task::spawn_blocking(move || {
-                let there = |directory: &&store::StripeDirectory| node.condition(directory.id()) < Condition::ReadOnly;
-                node.store.directories().iter().filter(there).map(recover::tidy_lost).sum::<u64>();
-            });
+            // Slow disks must not delay the next second; one that hangs has its turn taken by the next.
+            tidying = Some(tokio::spawn(async move {
+                for share in node.shares.all() {
+                    let (node, id) = (Arc::clone(&node), share.id());
+                    let tidied = share.run(share::WAIT, move || {
+                        let there = node.store.directory(id).filter(|_| node.condition(id) < Condition::ReadOnly);
+                        there.map_or(0, recover::tidy_lost)
+                    });
+                    if let Err(refusal) = tidied.await {
+                        tracing::warn!(reason = %refusal.message, "lost/ was not tidied up");
+                    }
+                }
+            }));
         }
     }
 }

@@ -383,9 +383,13 @@ impl Fsck<'_> {
                 let entry = entry.map_err(|source| FsckError::Io { doing: "list", path: folder.clone(), source })?;
                 let path = entry.path();
                 let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-                let name = FileName::parse(entry.file_name().as_bytes()).ok().filter(|_| is_file);
-                let Some(name) = name else {
-                    problems.push(Problem::at(Kind::Foreign, &path, "not a component file; it is left alone"));
+                let named = FileName::parse(entry.file_name().as_bytes());
+                let Some(name) = named.as_ref().ok().copied().filter(|_| is_file) else {
+                    let detail = match recover::no_file(&entry).filter(|_| named.is_ok()) {
+                        Some(what) => format!("{what}, not a component file; {}", recover::advice(what)),
+                        None => "not a component file; it is left alone".to_owned(),
+                    };
+                    problems.push(Problem::at(Kind::Foreign, &path, detail));
                     continue;
                 };
                 let standing = self.catalog.standing(name.version).await?;

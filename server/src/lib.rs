@@ -21,4 +21,5 @@ pub mod reload;
 pub mod replace;
 pub mod scarce;
 pub mod serve;
+pub mod share;
 pub mod store;

@@ -7,6 +7,8 @@ use crate::access::{Access, Identity, Need};
 use crate::catalog::Publisher;
 use crate::control::sessions::Sessions;
 use crate::health::{self, Condition, Health};
+use crate::serve::files::Files;
+use crate::share::{self, Shares};
 use crate::store::Store;
 use railfs_engine::clock::Clock;
 use railfs_engine::rail::Rail;
@@ -131,6 +133,10 @@ pub struct Node {
     pub runtime: Handle,
     /// How the stripe directories are.
     pub health: Health,
+    /// Each directory's share of the threads that wait for disks.
+    pub shares: Shares,
+    /// Open components: let go where descriptors are short.
+    pub files: Arc<Files>,
     /// How long a request to a client may take.
     pub request_timeout: Duration,
 }
@@ -145,7 +151,7 @@ impl Node {
         clock: Clock,
         runtime: Handle,
     ) -> Node {
-        let health = Health::new(&store);
+        let (health, shares) = (Health::new(&store), Shares::new(&store, clock));
         Node {
             name,
             incarnation,
@@ -159,6 +165,8 @@ impl Node {
             clock,
             runtime,
             health,
+            shares,
+            files: Arc::default(),
             request_timeout: railfs_proto::limits::PULL,
         }
     }
@@ -220,13 +228,42 @@ impl Node {
         }
     }
 
-    /// Looks at every directory. To be called about once a second, where blocking is allowed.
-    pub fn look_at_directories(&self) {
-        for directory in self.store.directories() {
-            if let Err((condition, why)) = health::look(directory) {
-                self.worsen(directory.id(), condition, &why);
+    /// [`Node::suspect`] where nothing may wait for a disk; where the directory does not answer it is suspect without a look.
+    pub fn suspect_soon(self: &Arc<Self>, directory: Id, why: String) {
+        let node = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let (looking, said) = (Arc::clone(&node), why.clone());
+            let looked = match node.shares.of(directory) {
+                Some(share) => share.run(share::WAIT, move || looking.suspect(directory, &said)).await.is_ok(),
+                None => false,
+            };
+            if !looked {
+                node.worsen(directory, Condition::Suspect, &why);
             }
+        });
+    }
+
+    /// Has every directory looked at, each by itself, and tells of those that do not answer. To be called about once a
+    /// second; waits for none.
+    pub fn look_at_directories(self: &Arc<Self>) {
+        for share in self.shares.all() {
+            share.tell();
+            // One that hangs holds up its own look alone.
+            let Some(look) = share.look() else { continue };
+            let node = Arc::clone(self);
+            self.runtime.spawn_blocking(move || {
+                let id = look.directory();
+                if let Some(Err((condition, why))) = node.store.directory(id).map(health::look) {
+                    node.worsen(id, condition, &why);
+                }
+                drop(look);
+            });
         }
+    }
+
+    /// Whether every directory is well, and answers.
+    pub fn is_well(&self) -> bool {
+        self.health.is_well() && self.shares.all().iter().all(|share| share.silent().is_none())
     }
 
     fn worsen(&self, directory: Id, condition: Condition, why: &str) {

@@ -21,6 +21,7 @@ pub use commit::{Committed, conflict_refusal, publish_refusal};
 use crate::catalog::RequestId;
 use crate::config::PutConfig;
 use crate::node::{Node, count, lock};
+use crate::share::RESERVE;
 use files::Components;
 use lru::LruCache;
 use pull::{Flying, Work};
@@ -36,7 +37,8 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use tokio::sync::watch;
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
 
 /// Most puts at once.
 pub const MAX_PUTS: usize = 1024;
@@ -44,6 +46,8 @@ pub const MAX_PUTS: usize = 1024;
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 /// Threads that verify and write.
 const WORKERS: usize = 2;
+/// Threads that begin and seal puts, over all directories: of those that are of no directory's share half remain.
+const AT_DISKS: usize = RESERVE / 2;
 
 /// How far a put has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +103,7 @@ pub struct Puts {
     work: Mutex<Option<crossbeam_channel::Sender<Work>>>,
     next_request: AtomicU64,
     workers: Mutex<Vec<JoinHandle<()>>>,
+    disks: Arc<Semaphore>,
     stopping: AtomicBool,
 }
 
@@ -119,6 +124,28 @@ impl Events for PullEvents {
 }
 
 impl Puts {
+    /// Does what waits for disks of several directories, on one of a bounded number of threads; `limit` is for how long one
+    /// is waited for.
+    async fn at_disks<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let place = tokio::time::timeout(limit, Arc::clone(&self.disks).acquire_owned()).await;
+        let Ok(Ok(place)) = place else {
+            let hang = self.node.shares.all().iter().filter_map(|share| share.refused()).map(|refusal| refusal.message);
+            let hang = hang.collect::<Vec<_>>().join("; ");
+            let message = format!("{AT_DISKS} puts wait for disks, none of them for less than {limit:?}: {hang}");
+            return Err(Refusal::new(Code::Unavailable, message));
+        };
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(place);
+            done
+        });
+        done.await.map_err(|error| Refusal::new(Code::Unavailable, format!("a thread of the put ended: {error}")))
+    }
+
     /// Starts the threads that verify and write. `arena` is what pulls land in.
     ///
     /// # Errors
@@ -138,6 +165,7 @@ impl Puts {
             work: Mutex::new(Some(sender)),
             next_request: AtomicU64::new(1),
             workers: Mutex::default(),
+            disks: Arc::new(Semaphore::new(AT_DISKS)),
             stopping: AtomicBool::new(false),
         });
         for number in 0..WORKERS {

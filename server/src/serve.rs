@@ -11,6 +11,7 @@ pub mod lookup;
 pub mod pin;
 pub mod pins;
 pub mod reclaim;
+pub mod said;
 
 use crate::access::Identity;
 use crate::node::{Node, count, lock};
@@ -44,6 +45,8 @@ pub struct Server {
     pub direct: bool,
     /// It was said that a directory has no direct reads.
     pub buffered: AtomicBool,
+    /// What was said of damaged components.
+    pub said: said::Said,
 }
 
 /// The door of one listener: closed until the server is there, so that a port is bound before any disk is touched.
@@ -175,6 +178,10 @@ pub struct Due(Time);
 impl Due {
     fn of(now: Time, microseconds: u64) -> Due {
         Due(now.after(Duration::from_micros(microseconds)))
+    }
+    /// How long until then.
+    pub fn left(self, node: &Node) -> Duration {
+        self.0.since(node.clock.now())
     }
     /// Whether its time is up.
     pub fn is_over(self, node: &Node) -> bool {

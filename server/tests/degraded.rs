@@ -113,3 +113,58 @@ fn i6_streams_of_health_and_reflection_are_bounded_and_who_asks_once_is_told() {
     });
     client.put("a", b"x").unwrap();
 }
+
+#[test]
+fn i9_i11_a_directory_that_hangs_is_shown_and_costs_the_others_nothing() {
+    use railfs_engine::client::PutOptions;
+    use railfs_server::share::SHARE;
+    use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+    let server = TestServer::start(3, 1, "");
+    let client = TestClient::connect(&server);
+    let bytes = common::pattern(100_000, 1);
+    let node = Arc::clone(&server.server().node);
+    let hung = node.store.directories()[2].id();
+    let one = || PutOptions { width: 1, ..common::options() };
+    let (mut there, mut elsewhere) = (None, None);
+    for number in 0..64 {
+        let key = format!("k{number}");
+        client.put_with(&key, &bytes, one()).unwrap();
+        let object = client.object(&key);
+        let directory = object.0.components[0][0].directory;
+        *(if directory == hung { &mut there } else { &mut elsewhere }) = Some(object);
+        if there.is_some() && elsewhere.is_some() {
+            break;
+        }
+    }
+    let (there, elsewhere) = (there.unwrap(), elsewhere.unwrap());
+    // What its disk would do: more threads than the share ask it, and whoever asked gives up.
+    let (let_go, held) = mpsc::channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    for _ in 0..SHARE + 8 {
+        let (node, held) = (Arc::clone(&node), Arc::clone(&held));
+        let inside = move || _ = held.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let soon = std::time::Duration::from_millis(10);
+        node.runtime.clone().spawn(async move { node.shares.of(hung).unwrap().run(soon, inside).await });
+    }
+    until("it is said not to answer", || node.shares.silent(hung).is_some());
+    until("health says so", || health(&server, &client, HEALTH_DIRECTORIES) == ServingStatus::NotServing);
+    let status = client.runtime.block_on(async {
+        let address = format!("http://{}", server.control());
+        let mut control = railfs_proto::v1::control_client::ControlClient::connect(address).await.unwrap();
+        let request = railfs_proto::v1::StatusRequest { scope: Some(node.scope()) };
+        control.status(request).await.unwrap().into_inner()
+    });
+    let state = &status.directories[2];
+    assert!(state.state == "hanging" && state.reason.contains("requests wait"), "{state:?}");
+    assert_eq!(status.directories[1].state, "ok");
+    assert!(status.directories[1].total_bytes > 0);
+    let refused = client.try_get(&there.0, &there.1).unwrap_err();
+    assert!(refused.contains("does not answer") && refused.contains("d2"), "{refused}");
+    assert!(client.get(&elsewhere.0, &elsewhere.1) == bytes);
+    client.put_with("new", &bytes, one()).unwrap();
+    assert_ne!(client.object("new").0.components[0][0].directory, hung);
+    drop(let_go);
+    until("it answers", || node.shares.silent(hung).is_none());
+    assert!(client.get(&there.0, &there.1) == bytes);
+}

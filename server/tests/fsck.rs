@@ -222,3 +222,59 @@ fn what_has_the_place_of_the_index_or_of_no_marker_is_told_and_put_right() {
     assert_eq!((report.remaining, kinds(&problems)), (0, vec![Kind::Directory, Kind::Index]), "{problems:?}");
     assert_eq!(run(&server.config, false).1, []);
 }
+
+/// A FIFO that nobody writes to.
+fn fifo(path: &Path) {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+}
+
+#[test]
+fn i9_what_is_no_file_in_a_components_place_is_damage_of_its_object_and_nobody_hangs() {
+    let mut server = TestServer::start(3, 1, "");
+    let client = TestClient::connect(&server);
+    for (seed, key) in (0..).zip(["fifo", "link", "empty", "well"]) {
+        client.put_with(key, &pattern(SIZE, seed), layout()).unwrap();
+    }
+    let place = |key: &str| server.path(&client.object(key).0, 1);
+    let (of_fifo, of_link, empty) = (place("fifo"), place("link"), place("empty"));
+    drop(client);
+    server.stop();
+    std::fs::remove_file(&of_fifo).unwrap();
+    fifo(&of_fifo);
+    let target = server.root.path().join("elsewhere");
+    std::fs::rename(&of_link, &target).unwrap();
+    std::os::unix::fs::symlink(&target, &of_link).unwrap();
+    std::fs::File::options().write(true).open(&empty).unwrap().set_len(0).unwrap();
+    // That no record names.
+    let unnamed = server.config.stripe_dirs[0].join("components/7777.0");
+    fifo(&unnamed);
+    for repair in [false, true] {
+        let (config, (done, ended)) = (server.config.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || done.send(run(&config, repair)));
+        let (report, problems) = ended.recv_timeout(std::time::Duration::from_secs(30)).expect("the check hangs");
+        assert_eq!(report.remaining, 2, "{problems:?}");
+        let said = |path: &Path, kind: Kind, words: &str| {
+            let of = |problem: &&Problem| problem.path == path.to_str().unwrap() && problem.kind == kind;
+            let problem = problems.iter().find(of).unwrap_or_else(|| panic!("{path:?} {kind:?}: {problems:?}"));
+            assert!(problem.detail.contains(words), "{problem}");
+        };
+        said(&of_fifo, Kind::Damaged, "is a FIFO, not a file");
+        said(&of_fifo, Kind::Foreign, "a FIFO");
+        said(&unnamed, Kind::Foreign, "a FIFO");
+        said(&of_link, Kind::Foreign, "a symbolic link");
+        said(&empty, Kind::Damaged, "has 0 bytes, not ");
+        let link = problems.iter().find(|problem| problem.path == of_link.to_str().unwrap()).unwrap();
+        assert!(link.detail.contains("or leave it") && !link.detail.contains("remove"), "{link}");
+    }
+    server.serve().unwrap();
+    let client = TestClient::connect(&server);
+    for (key, words) in [("fifo", "is a FIFO, not a file"), ("empty", "has 0 bytes, not ")] {
+        let (descriptor, proof) = client.object(key);
+        let refused = client.try_get(&descriptor, &proof).unwrap_err();
+        assert!(refused.contains(words) && refused.contains("stripe directory"), "{refused}");
+    }
+    for (seed, key) in [(1, "link"), (3, "well")] {
+        assert!(client.read(key) == pattern(SIZE, seed), "{key}");
+    }
+}

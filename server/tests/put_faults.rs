@@ -526,3 +526,30 @@ fn i11_without_descriptors_no_directory_is_suspect_and_no_object_damaged() {
     client.assert_quiet();
     server.assert_quiet();
 }
+
+#[test]
+fn components_that_are_only_kept_open_give_way_where_descriptors_are_short() {
+    let server = TestServer::start(3, 1, "");
+    let client = TestClient::connect(&server);
+    let bytes = pattern(100_000, 1);
+    let keys: Vec<String> = (0..8).map(|number| format!("k{number}")).collect();
+    for key in &keys {
+        client.put(key, &bytes).unwrap();
+    }
+    let objects: Vec<_> = keys.iter().map(|key| client.object(key)).collect();
+    // All but the last are open now.
+    let (last, first) = objects.split_last().unwrap();
+    for (descriptor, proof) in first {
+        assert!(client.get(descriptor, proof) == bytes);
+    }
+    let begin =
+        BeginPut { name: name("b"), attributes: options().attributes, size: 1, stripe_size: 0, page_size: 0, width: 0 };
+    {
+        let _none = Spent::all();
+        assert!(client.get(&last.0, &last.1) == bytes);
+        // What was let go is gone by now, but for the one that was read.
+        let begun = client.runtime.block_on(client.control.begin_put(&begin));
+        begun.unwrap_or_else(|error| panic!("{error}"));
+    }
+    assert!(server.counter("open_files") <= 3, "{}", server.counter("open_files"));
+}

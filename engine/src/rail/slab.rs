@@ -28,17 +28,26 @@ use uring::Ring;
 /// Threads where io_uring does the waiting: they verify.
 const RING_THREADS: usize = 2;
 /// Reads of one ring at once.
-const RING_DEPTH: u16 = 16;
+const RING_DEPTH: u16 = 32;
 /// Threads where each waits for its own read.
-const READ_THREADS: usize = 4;
+const READ_THREADS: usize = 8;
+/// Reads of one source are at most one of so many of all: a disk that hangs leaves room for the others.
+const SOURCE_SHARE: usize = 4;
 /// How soon the kernel is told again of a read that it did not take.
 const AGAIN: Duration = Duration::from_millis(5);
 /// What direct reads must be multiples of.
 const ALIGNED: u32 = 4096;
 
-/// What bytes are, whatever file they are in: opaque here. The same name is never used for other bytes.
+/// What bytes are, whatever file they are in: opaque here, but that its last 16 bytes name what they are read from. The same name is never used for other bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(pub [u8; 32]);
+
+impl Identity {
+    /// What they are read from: a disk, by its last 16 bytes.
+    pub fn source(&self) -> [u8; 16] {
+        self.0.last_chunk().copied().unwrap_or_default()
+    }
+}
 
 /// What a slab needs to keep bytes of a file for others.
 #[derive(Clone, Debug)]
@@ -218,12 +227,13 @@ impl Slab {
         if !io_uring {
             rings = (0..READ_THREADS).map(|_| None).collect();
         }
+        let at_once = if io_uring { RING_THREADS * usize::from(RING_DEPTH) } else { READ_THREADS };
         let worker = |_: &Option<Ring<Tag>>| Ok(Worker { signal: Signal::new()?, parked: AtomicBool::new(false) });
         let workers = rings.iter().map(worker).collect::<io::Result<Vec<_>>>().map_err(failed)?;
         let slab = Slab(Arc::new(Shared {
             name: name.to_owned(),
             arena,
-            table: Mutex::default(),
+            table: Mutex::new(Table::new(at_once.div_ceil(SOURCE_SHARE))),
             workers,
             stopping: AtomicBool::new(false),
             direct: AtomicU64::new(0),
@@ -511,7 +521,12 @@ fn passes(check: Option<&Check>, bytes: &Fenced, length: u32) -> bool {
 /// The file system does not do that (`EINVAL`), or the file cannot be opened.
 pub fn open_direct(path: &std::path::Path) -> io::Result<File> {
     use rustix::fs::{Mode, OFlags};
-    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT, Mode::empty())?.into())
+    // What was put in its place meanwhile is not waited for.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    // Some file systems would say EAGAIN to io_uring for as long as it is set.
+    rustix::fs::fcntl_setfl(&file, OFlags::DIRECT)?;
+    Ok(file.into())
 }
 
 #[cfg(test)]

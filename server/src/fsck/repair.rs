@@ -101,6 +101,8 @@ pub(super) fn put_back(
         } else {
             // Under a name that is no component's, which the next attempt writes over.
             let beside = directory.lost().join(format!("{name}.putting-back"));
+            // Whatever it is: a FIFO would be waited for.
+            let _ = std::fs::remove_file(&beside);
             let copied = std::fs::copy(&from, &beside).and_then(|_| File::open(&beside)?.sync_all());
             if let Err(error) = copied {
                 // What there is of it only takes room; the failure is told.

@@ -8,6 +8,7 @@ use crate::health::Condition;
 use crate::node::{Node, count, lock};
 use crate::put::recover;
 use crate::scarce::shortage;
+use crate::share::WAIT;
 use crate::store::StripeDirectory;
 use railfs_proto::descriptor::{Attributes, Descriptor, Id, Replica};
 use railfs_proto::limits::MIN_PAGE;
@@ -51,7 +52,9 @@ pub fn catalog_refusal(error: &CatalogError) -> Refusal {
 
 /// Room in the directories that take new components.
 fn rooms(node: &Node) -> Vec<Room> {
-    let healthy = |directory: &&StripeDirectory| node.condition(directory.id()) == Condition::Ok;
+    let healthy = |directory: &&StripeDirectory| {
+        node.condition(directory.id()) == Condition::Ok && node.shares.silent(directory.id()).is_none()
+    };
     let healthy = node.store.directories().iter().filter(healthy);
     let room = |directory: &StripeDirectory| match directory.space() {
         Ok(stat) => Some(Room { directory: directory.id(), available: stat.f_bavail.saturating_mul(stat.f_frsize) }),
@@ -118,10 +121,14 @@ impl Puts {
         let size = request.size;
         let node_name = node.name.clone();
         let puts = Arc::clone(self);
-        let make = move || -> Result<(Descriptor, Components), WriteOrPlace> {
+        let make = move || -> Result<(Descriptor, Components), Refusal> {
+            let mut let_go = false;
             // A directory that fails here is out of the running: the others are tried, each time one fewer.
             loop {
-                let (striping, places) = place(&rooms(&node), size, page, stripe, width)?;
+                let (striping, places) = place(&rooms(&node), size, page, stripe, width).map_err(|error| {
+                    let code = if error == PlacementError::NoDirectory { Code::ReadOnly } else { Code::Invalid };
+                    Refusal::new(code, error.to_string())
+                })?;
                 let replica = |directory| vec![Replica { node: node_name.clone(), directory }];
                 let components = places.into_iter().map(replica).collect();
                 let descriptor = Descriptor { version, attributes, striping, components };
@@ -129,24 +136,19 @@ impl Puts {
                     Ok(made) => return Ok((descriptor, made)),
                     // What was lost and found goes before a put is refused: at most once in each directory.
                     Err(WriteError::NoSpace { directory, .. }) if empty_lost(&node, directory) => {}
+                    // Components that are only kept open for reads give way, once.
+                    Err(WriteError::Short { .. })
+                        if !std::mem::replace(&mut let_go, true) && node.files.let_go() > 0 => {}
                     Err(error) => {
-                        let _ = puts.blame(&error);
+                        let refusal = puts.blame(&error);
                         if error.suspect().is_none() {
-                            return Err(error.into());
+                            return Err(refusal);
                         }
                     }
                 }
             }
         };
-        let made = tokio::task::spawn_blocking(make).await;
-        let made = made.map_err(|error| Refusal::new(Code::Unavailable, format!("the put was not begun: {error}")))?;
-        let (descriptor, components) = made.map_err(|error| match error {
-            WriteOrPlace::Write(error) => self.blame(&error),
-            WriteOrPlace::Place(PlacementError::NoDirectory) => {
-                Refusal::new(Code::ReadOnly, PlacementError::NoDirectory.to_string())
-            }
-            WriteOrPlace::Place(error) => Refusal::new(Code::Invalid, error.to_string()),
-        })?;
+        let (descriptor, components) = self.at_disks(WAIT, make).await??;
         // A version is unique in the whole store, so it numbers its put as well.
         let put = version;
         let complete = size == 0;
@@ -165,21 +167,6 @@ impl Puts {
         count(&self.node.counters.puts_begun);
         self.pump();
         Ok((put, descriptor))
-    }
-}
-
-enum WriteOrPlace {
-    Write(WriteError),
-    Place(PlacementError),
-}
-impl From<WriteError> for WriteOrPlace {
-    fn from(error: WriteError) -> Self {
-        WriteOrPlace::Write(error)
-    }
-}
-impl From<PlacementError> for WriteOrPlace {
-    fn from(error: PlacementError) -> Self {
-        WriteOrPlace::Place(error)
     }
 }
 

@@ -7,6 +7,7 @@ use super::begin::catalog_refusal;
 use super::{Active, Fate, Puts, Stage};
 use crate::catalog::{Condition, Conflict, PublishError, Put, PutOutcome, RequestId};
 use crate::node::{count, lock};
+use railfs_proto::limits::PUT_IDLE;
 use railfs_proto::reply::Refusal;
 use railfs_proto::v1::Code;
 use std::sync::Arc;
@@ -144,14 +145,9 @@ impl Puts {
         request: RequestId,
         condition: Condition,
     ) -> Result<Committed, Refusal> {
-        let sealing = Arc::clone(active);
-        let sealed = tokio::task::spawn_blocking(move || sealing.components.seal()).await;
-        match sealed {
-            Ok(sealed) => sealed.map_err(|error| self.blame(&error))?,
-            Err(error) => {
-                return Err(Refusal::new(Code::Aborted, format!("the components were not made durable: {error}")));
-            }
-        }
+        let (puts, sealing) = (Arc::clone(self), Arc::clone(active));
+        let seal = move || sealing.components.seal().map_err(|error| puts.blame(&error));
+        self.at_disks(PUT_IDLE, seal).await??;
         let descriptor = active.descriptor.clone();
         let version = descriptor.version;
         // From here on a crash of this task may leave a record that names the files.

@@ -6,13 +6,15 @@
 //! lost/ keeps its files seven days, within bounds.
 
 use crate::catalog::{Catalog, CatalogError, Standing};
+use crate::serve::files::{kind_name, open_regular};
 use crate::store::{Store, StripeDirectory, sync_directory};
 use railfs_proto::component::{BLOCK, FileName, Header};
+use rustix::fs::{FileType, Mode, OFlags};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -108,8 +110,9 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
                 continue;
             };
             // Whoever made a directory with such a name knows why; it cannot be a component, whatever records say.
-            if entry.file_type().is_ok_and(|kind| !kind.is_file()) {
-                tracing::error!(path = %entry.path().display(), "this has a component's name and is no file: left alone; remove it");
+            if let Some(what) = no_file(&entry) {
+                let path = entry.path();
+                tracing::error!(path = %path.display(), "this has a component's name and is {what}, not a file: {}", advice(what));
                 found.foreign += 1;
                 continue;
             }
@@ -161,9 +164,34 @@ pub async fn recover(store: &Store, catalog: &dyn Catalog, node: &str) -> Result
     Ok(found)
 }
 
+/// What an entry is, if it is no file: a link is one of those, whatever it leads to.
+pub fn no_file(entry: &std::fs::DirEntry) -> Option<&'static str> {
+    let kind = entry.file_type().ok()?;
+    let name = |kind| kind_name(kind).unwrap_or("something unknown");
+    (!kind.is_file()).then(|| {
+        let kinds = [
+            (kind.is_dir(), FileType::Directory),
+            (kind.is_symlink(), FileType::Symlink),
+            (kind.is_fifo(), FileType::Fifo),
+            (kind.is_socket(), FileType::Socket),
+            (kind.is_char_device() || kind.is_block_device(), FileType::CharacterDevice),
+        ];
+        name(kinds.into_iter().find(|(is, _)| *is).map_or(FileType::Unknown, |(_, kind)| kind))
+    })
+}
+
+/// What is to be done about it.
+pub fn advice(what: &str) -> &'static str {
+    if what == "a symbolic link" {
+        "it is left alone, and read where a record names it; put the file that it leads to in its place, or leave it"
+    } else {
+        "it is left alone; if the log names it `railfsd fsck` says so: then put the component itself in its place, else move it away"
+    }
+}
+
 /// Which component the file is by its header, if it was completed: a valid header, and the exact size.
 pub fn whole(path: &Path) -> Option<FileName> {
-    let file = File::open(path).ok()?;
+    let file = open_regular(path).ok()?;
     let mut block = [0u8; BLOCK];
     file.read_exact_at(&mut block, 0).ok()?;
     let header = Header::decode(&block).ok()?;
@@ -191,7 +219,9 @@ pub fn lost(directory: &StripeDirectory) -> LostCount {
 
 /// Its time in lost/ begins now, however old its bytes are.
 fn begin_lost_life(path: &Path) {
-    let touched = File::options().write(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from);
+    let touched = opened.and_then(|file| File::from(file).set_modified(SystemTime::now()));
     if let Err(error) = touched {
         tracing::warn!(path = %path.display(), %error, "the time in lost/ counts from when it was written");
     }

@@ -10,7 +10,7 @@ use super::{Answer, Due, Server};
 use crate::access::{Identity, Need};
 use crate::health::Condition;
 use crate::node::{add, count};
-use crate::scarce::shortage;
+use crate::scarce::{lacks_descriptors, shortage};
 use railfs_engine::rail::slab::Kept;
 use railfs_engine::rail::{Bulk, Check, Sent};
 use railfs_proto::checksum::page_checksums;
@@ -129,7 +129,7 @@ impl Server {
     ) -> Result<(Arc<Component>, Vec<u64>), Refusal> {
         let component = match self.files.get(&fetch.key) {
             Some(component) => component,
-            None => self.open(fetch.key, who).await?,
+            None => self.open(fetch.key, who, due).await?,
         };
         self.may_read(who, &component)?;
         let (first, pages) = fetch.pages(&component)?;
@@ -137,8 +137,11 @@ impl Server {
             return Err(Due::refusal());
         }
         let reading = Arc::clone(&component);
-        let sums = tokio::task::spawn_blocking(move || reading.sums(first, pages)).await;
-        let sums = sums.map_err(|error| Refusal::new(Code::Unavailable, error.to_string()))?;
+        let sums = match self.node.shares.of(fetch.key.directory) {
+            Some(share) => share.run(due.left(&self.node), move || reading.sums(first, pages)).await?,
+            // Cannot be: it was opened there.
+            None => Err(ReadError::Missing),
+        };
         match sums {
             Ok(sums) => Ok((component, sums)),
             Err(error) => Err(self.damaged(fetch.key, &error).await),
@@ -146,7 +149,7 @@ impl Server {
     }
 
     /// A committed version's component. What was superseded stays readable until it is reclaimed.
-    async fn open(self: &Arc<Self>, key: Key, who: Option<&Identity>) -> Result<Arc<Component>, Refusal> {
+    async fn open(self: &Arc<Self>, key: Key, who: Option<&Identity>, due: Due) -> Result<Arc<Component>, Refusal> {
         let catalog = self.node.publisher.catalog();
         let unavailable = |error: &dyn std::fmt::Display| Refusal::new(Code::Unavailable, error.to_string());
         let standing = catalog.standing(key.version).await.map_err(|error| unavailable(&error))?;
@@ -162,12 +165,21 @@ impl Server {
             return Err(invalid(message));
         }
         let server = Arc::clone(self);
-        let opened = tokio::task::spawn_blocking(move || {
-            let namespace = standing.name.namespace.clone();
-            Component::open(&server.node.store, key, namespace, &standing.descriptor, server.direct)
-        })
-        .await;
-        match opened.map_err(|error| unavailable(&error))? {
+        let open = move || {
+            let namespace = &standing.name.namespace;
+            let open =
+                || Component::open(&server.node.store, key, namespace.clone(), &standing.descriptor, server.direct);
+            match open() {
+                // What is only kept open gives way, once.
+                Err(ReadError::Io(error)) if lacks_descriptors(&error) && server.files.let_go() > 0 => open(),
+                opened => opened,
+            }
+        };
+        let opened = match self.node.shares.of(key.directory) {
+            Some(share) => share.run(due.left(&self.node), open).await?,
+            None => Err(ReadError::Missing),
+        };
+        match opened {
             Err(error) => Err(self.damaged(key, &error).await),
             Ok(component) => {
                 let component = Arc::new(component);
@@ -199,7 +211,7 @@ impl Server {
         }
         if let ReadError::Io(error) = error {
             if let Some(why) = suspicion(key, error) {
-                self.node.suspect(key.directory, &why);
+                self.node.suspect_soon(key.directory, why);
             }
             if let Some(refusal) = short(key, error) {
                 return refusal;
@@ -222,7 +234,10 @@ impl Server {
                 let message = format!(
                     "component {component} of version {version} in stripe directory {path} ({directory}) is damaged: {why}"
                 );
-                tracing::error!("{message}");
+                // Each rail that a client tries meets it again.
+                if self.said.is_new(key, why, self.node.clock.now()) {
+                    tracing::error!("{message}");
+                }
                 message
             }
         };
@@ -230,6 +245,10 @@ impl Server {
     }
 
     fn send_fetch(self: &Arc<Self>, fetch: &Fetch, component: &Arc<Component>, sums: Vec<u64>, answer: Answer) {
+        // A rail's thread, which would read, serves other directories too.
+        if let Some(refusal) = self.node.shares.of(fetch.key.directory).and_then(|share| share.refused()) {
+            return self.refuse_fetch(&refusal, answer);
+        }
         let offset = component.file_offset(fetch.offset);
         if component.direct().is_none() {
             // Only advice: the kernel may begin to read while the frame's header goes out.
@@ -263,9 +282,7 @@ impl Server {
                 return RailReply { outcome: Some(refusal.to_outcome()), body: None };
             }
             if let Some(why) = sent.error.as_ref().and_then(|error| suspicion(fetch.key, error)) {
-                // It looks at the disk, which a rail's thread does not wait for.
-                let (node, directory) = (Arc::clone(&self.node), fetch.key.directory);
-                self.node.runtime.spawn_blocking(move || node.suspect(directory, &why));
+                self.node.suspect_soon(fetch.key.directory, why);
             }
             count(&self.node.counters.fetches_damaged);
             let why = match &sent.error {

@@ -1,10 +1,11 @@
 //! Component files that are open for reading, with their checksum tables: a bounded cache.
 //!
 //! Guarantees: a file is in here only if its header is valid, agrees with the object's record, and its size is what the
-//! arithmetic gives; checksums come only from table blocks that carry their own; at most [`OPEN_FILES`] files and
-//! [`OPEN_FILES`] x [`TABLE_BLOCKS`] table blocks are held.
+//! arithmetic gives; checksums come only from table blocks that carry their own; at most [`capacity`] files, and
+//! [`TABLE_BLOCKS`] table blocks of each, are held, so that connections, puts and the log find descriptors.
 
 use crate::node::lock;
+use crate::scarce::lacks_descriptors;
 use crate::store::Store;
 use lru::LruCache;
 use railfs_engine::rail::slab::{Identity, open_direct};
@@ -12,17 +13,29 @@ use railfs_proto::component::{BLOCK, BlockId, ComponentError, DATA_OFFSET, FileN
 use railfs_proto::descriptor::{Descriptor, Id};
 use railfs_proto::layout::Striping;
 use railfs_proto::name::Namespace;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Most files kept open.
+/// Most files kept open, whatever the limit.
 pub const OPEN_FILES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Files that may be kept open under the smallest limit.
+pub const FEWEST_FILES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 /// Table blocks kept for each: 511 pages each.
 pub const TABLE_BLOCKS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+
+/// How many components may stay open where the process may have `limit` descriptors (`None`: any number): a quarter of them
+/// is for these; one that is open for direct reads too takes two.
+pub fn capacity(limit: Option<u64>, direct: bool) -> NonZeroUsize {
+    let each = if direct { 2 } else { 1 };
+    let files = limit.map_or(usize::MAX, |limit| usize::try_from(limit / 4 / each).unwrap_or(usize::MAX));
+    NonZeroUsize::new(files).map_or(FEWEST_FILES, |files| files.clamp(FEWEST_FILES, OPEN_FILES))
+}
 
 /// Why bytes of a component cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +49,14 @@ pub enum ReadError {
     /// What is on the disk is not what was written.
     #[error("{0}")]
     Damaged(#[from] ComponentError),
+    /// Something else lies there.
+    #[error("{} is {what}, not a file: put the component itself in its place", .path.display())]
+    NoFile {
+        /// Where.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
     /// The file is longer or shorter than it was written.
     #[error("the file has {found} bytes, not {wanted}")]
     Size {
@@ -50,6 +71,45 @@ impl From<io::Error> for ReadError {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::NotFound { ReadError::Missing } else { ReadError::Io(error) }
     }
+}
+
+/// What it is, for messages: `None` for a file.
+pub fn kind_name(kind: FileType) -> Option<&'static str> {
+    match kind {
+        FileType::RegularFile => None,
+        FileType::Directory => Some("a directory"),
+        FileType::Symlink => Some("a symbolic link"),
+        FileType::Fifo => Some("a FIFO"),
+        FileType::Socket => Some("a socket"),
+        FileType::CharacterDevice | FileType::BlockDevice => Some("a device"),
+        FileType::Unknown => Some("something unknown"),
+    }
+}
+
+/// The one place where a component is opened. Never waits for a writer of what is a FIFO; what is no file is refused. A
+/// symbolic link is followed.
+///
+/// # Errors
+/// `NoFile`, `Missing`, `Io`.
+pub fn open_regular(path: &Path) -> Result<File, ReadError> {
+    let no_file = |what| ReadError::NoFile { path: path.to_owned(), what };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        // What a socket says, and a device that nothing drives.
+        Err(error @ (Errno::NXIO | Errno::NODEV)) => {
+            let stat = rustix::fs::stat(path).map_err(io::Error::from)?;
+            return Err(kind_name(FileType::from_raw_mode(stat.st_mode)).map_or(ReadError::Io(error.into()), no_file));
+        }
+        Err(error) => return Err(io::Error::from(error).into()),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(io::Error::from)?;
+    if let Some(what) = kind_name(FileType::from_raw_mode(stat.st_mode)) {
+        return Err(no_file(what));
+    }
+    // Some file systems would say EAGAIN to io_uring for as long as it is set.
+    rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(io::Error::from)?;
+    Ok(file)
 }
 
 /// Which file.
@@ -110,18 +170,29 @@ impl Component {
     /// # Errors
     /// See [`ReadError`].
     pub fn open_at(path: &Path, key: Key, descriptor: &Descriptor, direct: bool) -> Result<Component, ReadError> {
-        let file = File::open(path)?;
+        let file = open_regular(path)?;
+        let found = file.metadata()?.len();
+        if found < BLOCK as u64 {
+            // It cannot say itself how long it should be.
+            return Err(ReadError::Size {
+                found,
+                wanted: Geometry::of(&descriptor.striping, key.component)?.file_size(),
+            });
+        }
         let mut block = [0u8; BLOCK];
         file.read_exact_at(&mut block, 0)?;
         let header = Header::decode(&block)?;
         header.agree(descriptor, key.component)?;
         let geometry = header.geometry()?;
-        let found = file.metadata()?.len();
         if found != geometry.file_size() {
             return Err(ReadError::Size { found, wanted: geometry.file_size() });
         }
         // Where it cannot be had the bytes are read through the kernel's cache.
-        let direct = if direct { open_direct(path).ok().map(Arc::new) } else { None };
+        let direct = match direct.then(|| open_direct(path)) {
+            // That is no word about the file system.
+            Some(Err(error)) if lacks_descriptors(&error) => return Err(error.into()),
+            direct => direct.and_then(Result::ok).map(Arc::new),
+        };
         let blocks = Mutex::new(LruCache::new(TABLE_BLOCKS));
         Ok(Component {
             key,
@@ -206,7 +277,13 @@ impl Component {
         let offset = self.geometry.block_offset(block);
         let offset = offset.ok_or(ComponentError::Field { field: "table block", value: block })?;
         let mut bytes = [0u8; BLOCK];
-        self.file.read_exact_at(&mut bytes, offset)?;
+        self.file.read_exact_at(&mut bytes, offset).map_err(|error| match self.file.metadata() {
+            // It was cut after it was opened.
+            Ok(now) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                ReadError::Size { found: now.len(), wanted: self.geometry.file_size() }
+            }
+            _ => error.into(),
+        })?;
         let id = BlockId { version: self.key.version, component: self.key.component, block };
         Ok(TableBlock::decode(id, &bytes)?)
     }
@@ -218,11 +295,27 @@ pub struct Files(Mutex<LruCache<Key, Arc<Component>>>);
 
 impl Default for Files {
     fn default() -> Self {
-        Files(Mutex::new(LruCache::new(OPEN_FILES)))
+        Files::new(OPEN_FILES)
     }
 }
 
 impl Files {
+    /// For so many at once: see [`capacity`].
+    pub fn new(capacity: NonZeroUsize) -> Files {
+        Files(Mutex::new(LruCache::new(capacity)))
+    }
+    /// Closes all, for when no descriptor is left; those that are being read are closed with their last read. How many.
+    pub fn let_go(&self) -> usize {
+        let mut all = Vec::new();
+        {
+            let mut files = lock(&self.0);
+            while let Some((_, file)) = files.pop_lru() {
+                all.push(file);
+            }
+        }
+        // They are closed outside the lock.
+        all.len()
+    }
     /// The component, if it is open.
     pub fn get(&self, key: &Key) -> Option<Arc<Component>> {
         lock(&self.0).get(key).cloned()
@@ -253,5 +346,21 @@ impl Files {
     /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i6_a_quarter_of_the_descriptors_is_for_open_components() {
+        let of = |limit, direct| capacity(limit, direct).get();
+        assert_eq!((of(None, false), of(None, true)), (1024, 1024));
+        assert_eq!((of(Some(65_536), false), of(Some(65_536), true)), (1024, 1024));
+        assert_eq!((of(Some(4096), false), of(Some(4096), true)), (1024, 512));
+        assert_eq!((of(Some(1024), false), of(Some(1024), true)), (256, 128));
+        assert_eq!((of(Some(256), false), of(Some(256), true)), (64, 32));
+        assert_eq!((of(Some(8), false), of(Some(0), true)), (4, 4));
     }
 }

@@ -130,7 +130,10 @@ fn unlink(node: &Node, standings: &[Standing]) -> Vec<u64> {
             for replica in replicas.iter().filter(|replica| replica.node == node.name) {
                 // What lies on a disk that is not there goes when it is back.
                 let here = node.store.directory(replica.directory);
-                let Some(directory) = here.filter(|here| node.condition(here.id()) < Condition::ReadOnly) else {
+                let answers = |here: &&crate::store::StripeDirectory| {
+                    node.condition(here.id()) < Condition::ReadOnly && node.shares.silent(here.id()).is_none()
+                };
+                let Some(directory) = here.filter(answers) else {
                     all = false;
                     continue;
                 };

@@ -6,6 +6,8 @@
 //! * A piece that is being read, or whose bytes somebody still uses, is never dropped (I4): only what nobody uses is evicted,
 //!   the longest unused first.
 //! * A piece is found by its identity, never by the file it came from; what was read badly, or was forgotten, is found by nobody.
+//! * Of one source no more than its share of reads is under way, so that one that hangs leaves room for the others: whoever asks
+//!   for another goes before those who wait for it.
 //! * A second request for a piece that is being read joins that read.
 
 use super::Identity;
@@ -79,6 +81,9 @@ struct Entry<B, W> {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Table<B, W> {
+    /// Reads of one source at once.
+    limit: usize,
+    reading: HashMap<[u8; 16], usize>,
     entries: HashMap<u64, Entry<B, W>>,
     places: BTreeMap<(Identity, u64, Reverse<u32>), u64>,
     /// Nobody uses these; the longest unused first.
@@ -92,7 +97,16 @@ pub(super) struct Table<B, W> {
 
 impl<B, W> Default for Table<B, W> {
     fn default() -> Self {
+        Table::new(usize::MAX)
+    }
+}
+
+impl<B, W> Table<B, W> {
+    /// At most `limit` reads of one source (see [`Identity::source`]) are under way at once.
+    pub(super) fn new(limit: usize) -> Self {
         Table {
+            limit,
+            reading: HashMap::new(),
             entries: HashMap::new(),
             places: BTreeMap::new(),
             idle: BTreeMap::new(),
@@ -171,9 +185,10 @@ impl<B: Clone, W> Table<B, W> {
     /// The next thing to do, as far as there is memory for it.
     pub(super) fn next<M>(&mut self, mut memory: impl FnMut(u32) -> Option<M>) -> Option<Step<M, B, W>> {
         loop {
-            let want = self.line.front()?.0;
+            let at = self.line.iter().position(|(want, _)| self.may_go(want))?;
+            let want = self.line.get(at)?.0;
             if let Some((ticket, skip)) = self.find(&want) {
-                let (_, waiter) = self.pass()?;
+                let (_, waiter) = self.pass(at)?;
                 if let Some(bytes) = self.take(ticket) {
                     self.counts.hits += 1;
                     return Some(Step::Serve { ticket, bytes, skip, waiter });
@@ -195,11 +210,12 @@ impl<B: Clone, W> Table<B, W> {
                     return None;
                 }
             };
-            let (want, waiter) = self.pass()?;
+            let (want, waiter) = self.pass(at)?;
             self.counts.misses += 1;
             let ticket = self.number();
             let kept = want.identity.is_some();
             if let Some(identity) = want.identity {
+                *self.reading.entry(identity.source()).or_default() += 1;
                 self.places.insert((identity, want.offset, Reverse(want.length)), ticket);
             }
             self.used += u64::from(want.size());
@@ -209,9 +225,15 @@ impl<B: Clone, W> Table<B, W> {
         }
     }
 
-    fn pass(&mut self) -> Option<(Want, W)> {
+    /// Whether its turn may come: it needs no read, joins one, or its source has not its share of them.
+    fn may_go(&self, want: &Want) -> bool {
+        let reading = want.identity.and_then(|identity| self.reading.get(&identity.source()));
+        reading.is_none_or(|reading| *reading < self.limit) || self.find(want).is_some()
+    }
+
+    fn pass(&mut self, at: usize) -> Option<(Want, W)> {
         self.front_waited = false;
-        self.line.pop_front()
+        self.line.remove(at)
     }
 
     /// The read is over. `good`: its bytes may be served to others from here on. Gives those who joined it, with where their
@@ -222,7 +244,17 @@ impl<B: Clone, W> Table<B, W> {
         }
         let Some(entry) = self.entries.get_mut(&ticket) else { return Vec::new() };
         let joined = match std::mem::replace(&mut entry.bytes, Bytes::Ready(bytes)) {
-            Bytes::Reading(joined) => joined,
+            Bytes::Reading(joined) => {
+                if let Some(source) = entry.want.identity.map(|identity| identity.source())
+                    && let Some(reading) = self.reading.get_mut(&source)
+                {
+                    *reading -= 1;
+                    if *reading == 0 {
+                        self.reading.remove(&source);
+                    }
+                }
+                joined
+            }
             Bytes::Ready(_) => Vec::new(),
         };
         entry.users = 1 + joined.len();

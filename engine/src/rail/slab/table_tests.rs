@@ -225,3 +225,32 @@ fn i6_nobody_overtakes_who_waits_for_memory() {
     model.release(0);
     assert_eq!(model.reading.len(), 1, "the fifth took the first that was given back");
 }
+
+#[test]
+fn i10_reads_of_a_source_that_hangs_leave_room_for_those_of_others() {
+    let of = |source: u8, object: u8| {
+        let mut name = [object; 32];
+        name[16..].fill(source);
+        Want { identity: Some(Identity(name)), offset: 0, length: 4096 }
+    };
+    let mut table: Table<u8, u8> = Table::new(2);
+    for object in 0..4 {
+        table.push(of(1, object), object);
+    }
+    let read = |table: &mut Table<u8, u8>| match table.next(|_| Some(())) {
+        Some(Step::Read { ticket, waiter, .. }) => Some((ticket, waiter)),
+        Some(Step::Serve { .. }) => panic!("nothing is there"),
+        None => None,
+    };
+    let first = read(&mut table).unwrap();
+    assert_eq!((first.1, read(&mut table).unwrap().1), (0, 1));
+    assert!(read(&mut table).is_none(), "it has its share");
+    // Of another source, behind two that wait; and whoever only joins.
+    table.push(of(2, 9), 9);
+    table.push(of(1, 0), 10);
+    assert_eq!(read(&mut table).unwrap().1, 9);
+    assert!(read(&mut table).is_none());
+    assert_eq!(table.done(first.0, 0, true), [(0, 10)]);
+    assert_eq!(read(&mut table).unwrap().1, 2);
+    assert!(read(&mut table).is_none());
+}

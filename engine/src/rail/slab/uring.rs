@@ -51,6 +51,9 @@ impl<T> Ring<T> {
         if !probe.is_supported(opcode::Read::CODE) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring without reads"));
         }
+        // What the kernel's own threads wait for (a disk that hangs, of a file system that cannot do without) is not to hold up
+        // what they do for others. Where it is refused there are some few.
+        let _ = ring.submitter().register_iowq_max_workers(&mut [u32::from(depth), 0]);
         Ok(Ring {
             ring,
             flying: HashMap::new(),
