@@ -28,9 +28,9 @@ use uring::Ring;
 /// Threads where io_uring does the waiting: they verify.
 const RING_THREADS: usize = 2;
 /// Reads of one ring at once.
-const RING_DEPTH: u16 = 32;
+const RING_DEPTH: u16 = 64;
 /// Threads where each waits for its own read.
-const READ_THREADS: usize = 8;
+const READ_THREADS: usize = 16;
 /// Reads of one source are at most one of so many of all: a disk that hangs leaves room for the others.
 const SOURCE_SHARE: usize = 4;
 /// How soon the kernel is told again of a read that it did not take.

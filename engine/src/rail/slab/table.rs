@@ -185,7 +185,7 @@ impl<B: Clone, W> Table<B, W> {
     /// The next thing to do, as far as there is memory for it.
     pub(super) fn next<M>(&mut self, mut memory: impl FnMut(u32) -> Option<M>) -> Option<Step<M, B, W>> {
         loop {
-            let at = self.line.iter().position(|(want, _)| self.may_go(want))?;
+            let at = self.turn()?;
             let want = self.line.get(at)?.0;
             if let Some((ticket, skip)) = self.find(&want) {
                 let (_, waiter) = self.pass(at)?;
@@ -225,10 +225,22 @@ impl<B: Clone, W> Table<B, W> {
         }
     }
 
-    /// Whether its turn may come: it needs no read, joins one, or its source has not its share of them.
-    fn may_go(&self, want: &Want) -> bool {
-        let reading = want.identity.and_then(|identity| self.reading.get(&identity.source()));
-        reading.is_none_or(|reading| *reading < self.limit) || self.find(want).is_some()
+    /// Whose turn it is: the first whose source has not its share of reads, or who needs none or joins one. Those of one source
+    /// keep their order: who waits for memory that somebody holds who came later waits for ever.
+    fn turn(&self) -> Option<usize> {
+        let mut blocked: Vec<[u8; 16]> = Vec::new();
+        self.line.iter().position(|(want, _)| {
+            let Some(source) = want.identity.map(|identity| identity.source()) else { return true };
+            if blocked.contains(&source) {
+                return false;
+            }
+            let has_room = self.reading.get(&source).is_none_or(|reading| *reading < self.limit);
+            let goes = has_room || self.find(want).is_some();
+            if !goes {
+                blocked.push(source);
+            }
+            goes
+        })
     }
 
     fn pass(&mut self, at: usize) -> Option<(Want, W)> {
