@@ -119,17 +119,38 @@ impl Core {
         self.post_small(now, id);
     }
 
+    /// Whether anybody waits for a check whose own deadline is later: a read may wait for longer than one check does.
+    fn is_waited_for(&self, now: Time, kind: &Kind) -> bool {
+        let waits = |waiter: &Waiter| match waiter {
+            Waiter::Read(id) => self.reads.get(id).is_some_and(|read| read.deadline > now),
+            Waiter::Call(id) => self.calls.get(id).is_some_and(|call| call.deadline > now),
+        };
+        match kind {
+            Kind::Check(members) => members.iter().flat_map(|member| &member.waiters).any(waits),
+            Kind::Recheck(_, waiters) => waiters.iter().any(waits),
+            // One call's, with its deadline.
+            Kind::Lookup(..) | Kind::Pin(_) | Kind::Renew => false,
+        }
+    }
+
     pub(super) fn post_small(&mut self, now: Time, id: u64) {
         let attempt = self.id();
         let Some(small) = self.smalls.get_mut(&id).filter(|small| small.attempt.is_none()) else { return };
         if now >= small.deadline {
-            // Those who wait have deadlines of their own, which have passed as well.
-            let pin = self.smalls.remove(&id).is_some_and(|small| matches!(small.kind, Kind::Pin(_)));
-            if pin {
-                self.pins.failed(now);
+            let small = small.clone();
+            if !self.is_waited_for(now, &small.kind) {
+                self.smalls.remove(&id);
+                if matches!(small.kind, Kind::Pin(_)) {
+                    self.pins.failed(now);
+                }
+                return;
             }
-            return;
+            // Nobody answered for so long, and somebody has the time to wait on.
+            if let Some(small) = self.smalls.get_mut(&id) {
+                small.deadline = now.after(METADATA_DEADLINE * 2);
+            }
         }
+        let Some(small) = self.smalls.get_mut(&id) else { return };
         // A proof is void in another incarnation: then the name has to be looked up.
         let incarnation = self.session.scope.incarnation;
         if let Kind::Check(members) = &small.kind

@@ -173,8 +173,12 @@ impl World {
     }
 
     fn read(&mut self, handle: u64, offset: u64, length: u32) -> u64 {
+        self.read_within(handle, offset, length, Duration::from_secs(10))
+    }
+
+    fn read_within(&mut self, handle: u64, offset: u64, length: u32, limit: Duration) -> u64 {
         self.next += 1;
-        let (id, deadline) = (self.next, self.now.after(Duration::from_secs(10)));
+        let (id, deadline) = (self.next, self.now.after(limit));
         let object = self.object.clone();
         let current = vec![self.version];
         self.asked.insert(id, Asked { object: object.clone(), offset, length, deadline, current });
@@ -690,6 +694,33 @@ fn i9_a_read_is_answered_by_its_deadline_when_every_rail_is_gone() {
     world.pass(Duration::from_secs(1));
     assert_eq!(world.answered[2], 1);
     world.quiesce();
+}
+
+/// An outage that is longer than what one check is given: a read may have more time than that.
+#[test]
+fn i9_a_read_that_waits_for_longer_than_a_check_may_goes_on_once_a_rail_is_back() {
+    for (restarts, seconds) in [(false, 11), (true, 11), (false, 45), (true, 45)] {
+        let mut world = World::new(1, 2, 8 << 20);
+        world.read(1, 0, 4096);
+        world.answer_all();
+        // Its page is there: only a check is missing when everything goes.
+        world.read_within(1, 0, 4096, Duration::from_secs(60));
+        world.die(0);
+        world.die(1);
+        for _ in 0..seconds {
+            world.pass(Duration::from_secs(1));
+        }
+        if restarts {
+            world.restart();
+        }
+        world.core.rail_event(world.now, 1, Event::State(State::Up));
+        world.act();
+        world.answer_all();
+        world.pass(Duration::from_millis(100));
+        world.answer_all();
+        assert_eq!(world.answered, [2, 0, 0], "restarts: {restarts}, after {seconds} s");
+        world.quiesce();
+    }
 }
 
 #[test]
