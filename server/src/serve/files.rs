@@ -172,15 +172,16 @@ impl Component {
     pub fn open_at(path: &Path, key: Key, descriptor: &Descriptor, direct: bool) -> Result<Component, ReadError> {
         let file = open_regular(path)?;
         let found = file.metadata()?.len();
-        if found < BLOCK as u64 {
-            // It cannot say itself how long it should be.
-            return Err(ReadError::Size {
-                found,
-                wanted: Geometry::of(&descriptor.striping, key.component)?.file_size(),
-            });
-        }
         let mut block = [0u8; BLOCK];
-        file.read_exact_at(&mut block, 0)?;
+        match file.read_exact_at(&mut block, 0) {
+            // Too short to say itself how long it should be.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                let wanted = Geometry::of(&descriptor.striping, key.component)?.file_size();
+                return Err(ReadError::Size { found, wanted });
+            }
+            // The disk's own word first, whatever the size.
+            other => other?,
+        }
         let header = Header::decode(&block)?;
         header.agree(descriptor, key.component)?;
         let geometry = header.geometry()?;
